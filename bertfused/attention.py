@@ -1,0 +1,193 @@
+"""Multi-head attention over a sequence itself or over a memory, in training and step by step."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn import functional
+
+from bertfused.noise import Dropout, Noise
+
+
+def padding_bias(
+    mask: Bool[Tensor, "batch keys"],
+) -> Float[Tensor, "batch 1 1 keys"] | None:
+    """Turn a mask into what is added to attention logits: 0 on real tokens, -inf elsewhere.
+
+    ``None`` when nothing is padded, which spares every layer the addition. (Not looked up on an
+    accelerator, where reading the answer would wait for the device.)
+    """
+    if mask.device.type == "cpu" and bool(mask.all()):
+        return None
+    bias = torch.zeros(mask.shape, device=mask.device)
+    return bias.masked_fill_(~mask, -math.inf)[:, None, None, :]
+
+
+def causal_bias(length: int, device: torch.device) -> Float[Tensor, "length length"]:
+    """Return the bias with which position i attends to positions 0..i only."""
+    return torch.full((length, length), -math.inf, device=device).triu_(1)
+
+
+def attend(
+    query: Float[Tensor, "batch heads queries head_dim"],
+    keys: Float[Tensor, "batch heads keys head_dim"],
+    values: Float[Tensor, "batch heads keys head_dim"],
+    bias: Float[Tensor, "..."] | None,
+    dropout: Dropout,
+) -> Float[Tensor, "batch queries model_dim"]:
+    """Compute softmax(query keys^T / sqrt(head_dim) + bias) values and join the heads.
+
+    On the CPU the plain products are used: the fused kernel's backward pass is several times
+    slower at the lengths of sentences. On an accelerator the fused kernel is, except while
+    attention dropout is on, whose masks must come from the run's own generator.
+    """
+    if query.device.type != "cpu" and not dropout.is_active:
+        bias = None if bias is None else bias.to(query.dtype)
+        joined = functional.scaled_dot_product_attention(query, keys, values, attn_mask=bias)
+    else:
+        weights = torch.matmul(query * query.shape[-1] ** -0.5, keys.transpose(-1, -2))
+        if bias is not None:
+            weights += bias.to(weights.dtype)
+        joined = torch.matmul(dropout(weights.softmax(-1)), values)
+    return joined.transpose(1, 2).flatten(2)
+
+
+@dataclass
+class KeysValues:
+    """Projected keys and values of a memory, one per sentence, whatever the number of beams."""
+
+    keys: Float[Tensor, "batch heads keys head_dim"]
+    values: Float[Tensor, "batch heads keys head_dim"]
+
+    def select(self, sentences: Int[Tensor, "kept"]) -> "KeysValues":
+        return KeysValues(self.keys[sentences], self.values[sentences])
+
+
+class SelfAttentionCache:
+    """Keys and values of every token generated so far, for all beams of a sentence together.
+
+    Each step appends one slot per beam and nothing is ever moved when beams are re-ordered:
+    which slots a beam may look at is kept in a bias (see ``model.DecoderState``).
+    """
+
+    def __init__(self) -> None:
+        self.slots = 0
+        self._keys: Float[Tensor, "batch heads capacity head_dim"] | None = None
+        self._values: Float[Tensor, "batch heads capacity head_dim"] | None = None
+
+    def append(
+        self,
+        keys: Float[Tensor, "batch heads beams head_dim"],
+        values: Float[Tensor, "batch heads beams head_dim"],
+    ) -> tuple[
+        Float[Tensor, "batch heads slots head_dim"], Float[Tensor, "batch heads slots head_dim"]
+    ]:
+        end = self.slots + keys.shape[2]
+        if self._keys is None or self._values is None or end > self._keys.shape[2]:
+            self._grow(keys, max(2 * end, 16 * keys.shape[2]))
+        assert self._keys is not None and self._values is not None
+        self._keys[:, :, self.slots : end] = keys
+        self._values[:, :, self.slots : end] = values
+        self.slots = end
+        return self._keys[:, :, :end], self._values[:, :, :end]
+
+    def _grow(self, like: Tensor, capacity: int) -> None:
+        batch, heads, _, head_dim = like.shape
+        keys, values = like.new_empty(2, batch, heads, capacity, head_dim)
+        if self._keys is not None and self._values is not None:
+            keys[:, :, : self.slots] = self._keys[:, :, : self.slots]
+            values[:, :, : self.slots] = self._values[:, :, : self.slots]
+        self._keys, self._values = keys, values
+
+    def keep(self, sentences: Int[Tensor, "kept"]) -> None:
+        if self._keys is not None and self._values is not None:
+            self._keys, self._values = self._keys[sentences], self._values[sentences]
+
+
+def split_heads(
+    x: Float[Tensor, "batch length parts_model_dim"], parts: int, heads: int
+) -> tuple[Float[Tensor, "batch heads length head_dim"], ...]:
+    """Cut the last dimension into ``parts`` equal parts and each part into heads."""
+    batch, length, width = x.shape
+    split = x.view(batch, length, parts, heads, width // (parts * heads))
+    return split.permute(2, 0, 3, 1, 4).unbind(0)
+
+
+class SelfAttention(nn.Module):
+    """Attention of a sequence over itself, with queries, keys and values from one product."""
+
+    def __init__(self, model_dim: int, heads: int, attention_dropout: float, noise: Noise) -> None:
+        super().__init__()
+        self.heads = heads
+        self.in_proj = nn.Linear(model_dim, 3 * model_dim)
+        self.out_proj = nn.Linear(model_dim, model_dim)
+        self.dropout = Dropout(attention_dropout, noise)
+        # Of the whole (3 model_dim, model_dim) matrix, which is what fairseq's 1/sqrt(2) gain is.
+        nn.init.xavier_uniform_(self.in_proj.weight)
+        nn.init.xavier_uniform_(self.out_proj.weight)
+        nn.init.zeros_(self.in_proj.bias)
+        nn.init.zeros_(self.out_proj.bias)
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch length model_dim"],
+        bias: Float[Tensor, "..."] | None,
+        cache: SelfAttentionCache | None = None,
+    ) -> Float[Tensor, "batch length model_dim"]:
+        """Attend over ``x``, or, with a cache, over all that was given to the cache so far.
+
+        With a cache ``length`` is the number of beams: one new token of each.
+        """
+        query, keys, values = split_heads(self.in_proj(x), 3, self.heads)
+        if cache is not None:
+            keys, values = cache.append(keys, values)
+        attended: Tensor = self.out_proj(attend(query, keys, values, bias, self.dropout))
+        return attended
+
+
+class CrossAttention(nn.Module):
+    """Attention over a memory: the encoder's output, or a pretrained encoder's states.
+
+    Args:
+        memory_dim: Width of the memory; its keys and values are projected to ``model_dim``.
+    """
+
+    def __init__(
+        self, model_dim: int, memory_dim: int, heads: int, attention_dropout: float, noise: Noise
+    ) -> None:
+        super().__init__()
+        self.heads = heads
+        self.q_proj = nn.Linear(model_dim, model_dim)
+        self.kv_proj = nn.Linear(memory_dim, 2 * model_dim)
+        self.out_proj = nn.Linear(model_dim, model_dim)
+        self.dropout = Dropout(attention_dropout, noise)
+        gain = 2**-0.5 if memory_dim == model_dim else 1.0  # fairseq's rule
+        nn.init.xavier_uniform_(self.q_proj.weight, gain)
+        for half in self.kv_proj.weight.data.chunk(2):
+            nn.init.xavier_uniform_(half, gain)
+        nn.init.xavier_uniform_(self.out_proj.weight)
+        for projection in (self.q_proj, self.kv_proj, self.out_proj):
+            nn.init.zeros_(projection.bias)
+
+    def project(self, memory: Float[Tensor, "batch keys memory_dim"]) -> KeysValues:
+        return KeysValues(*split_heads(self.kv_proj(memory), 2, self.heads))
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch queries model_dim"],
+        memory: Float[Tensor, "batch keys memory_dim"] | KeysValues,
+        bias: Float[Tensor, "..."] | None,
+    ) -> Float[Tensor, "batch queries model_dim"]:
+        """Attend from ``x`` to ``memory``, given as states or as their keys and values.
+
+        In decoding ``queries`` are the beams of a sentence, and ``project`` was called once.
+        """
+        if not isinstance(memory, KeysValues):
+            memory = self.project(memory)
+        (query,) = split_heads(self.q_proj(x), 1, self.heads)
+        attended: Tensor = self.out_proj(
+            attend(query, memory.keys, memory.values, bias, self.dropout)
+        )
+        return attended

@@ -1,0 +1,360 @@
+"""Models on disk: a folder with weights, architecture, subwords and dictionaries.
+
+``model.json`` says what the weights are, ``model.safetensors`` holds them, and beside them lie
+the subword model and ``dict.<language>.txt``, whose hashes stand in ``model.json``. That is
+enough to translate, except for a frozen pretrained encoder, which is found by folder or hub name
+and checked by its fingerprint.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from bertfused import __version__
+from bertfused.config import FusionConfig, ModelConfig, SearchConfig, Section
+from bertfused.errors import UserError
+from bertfused.model import FusedTransformer, build_model
+from bertfused.pretrained import PretrainedEncoder
+from bertfused.subwords import Tokenizer, load_tokenizer
+from bertfused.text import replace_file, sha256_file
+
+WEIGHTS = "model.safetensors"
+CARD = "model.json"
+FINETUNED = "encoder"
+
+
+class EncoderCard(Section):
+    """Which pretrained encoder a fused model was trained with."""
+
+    name: str
+    bert_dim: int
+    weights: str
+    wordpieces: str
+
+
+class ModelCard(Section):
+    """What a model folder holds; ``model.json``."""
+
+    format: int = 1
+    version: str = __version__
+    source: str
+    target: str
+    source_size: int
+    target_size: int
+    model: ModelConfig
+    fusion: FusionConfig | None = None
+    encoder: EncoderCard | None = None
+    search: SearchConfig = SearchConfig()
+    documents: dict[str, Any] | None = None
+    text_files: dict[str, str]
+
+    def build(self) -> FusedTransformer:
+        """Build the network this card describes, with fresh weights."""
+        return build_model(
+            self.model,
+            self.fusion,
+            source_size=self.source_size,
+            target_size=self.target_size,
+            bert_dim=None if self.encoder is None else self.encoder.bert_dim,
+        )
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A model folder, opened."""
+
+    folder: Path
+    card: ModelCard
+    model: FusedTransformer
+    source_tokenizer: Tokenizer
+    target_tokenizer: Tokenizer
+
+    def load_encoder(self, override: str | None = None) -> PretrainedEncoder | None:
+        """Load the pretrained encoder this model was trained with; ``None`` for a plain one.
+
+        Args:
+            override: Another place to find the same encoder.
+
+        Raises:
+            UserError: If there it is not the same one.
+        """
+        if self.card.fusion is None or self.card.encoder is None:
+            return None
+        own = self.folder / FINETUNED
+        name = override or (str(own) if own.is_dir() else self.card.encoder.name)
+        return open_encoder(self.card.fusion, name, self.card.encoder)
+
+
+def open_encoder(
+    fusion: FusionConfig, name: str | None = None, expected: EncoderCard | None = None
+) -> PretrainedEncoder:
+    """Load a pretrained encoder as [fusion] asks, and check that it is the expected one."""
+    encoder = PretrainedEncoder(
+        name or fusion.encoder,
+        fusion.layer,
+        last_layers=fusion.last_layers,
+        max_wordpieces=fusion.max_wordpieces,
+        segments=fusion.segments,
+        finetune=fusion.finetune,
+    )
+    if expected is not None:
+        for what, ours, theirs in (
+            ("weights", encoder.fingerprint, expected.weights),
+            ("tokenizer", encoder.wordpieces.fingerprint, expected.wordpieces),
+        ):
+            if ours != theirs:
+                raise UserError(
+                    f"encoder {name or fusion.encoder} is not the one this model was trained with "
+                    f"({expected.name}): the {what} have sha256 {ours[:12]}, not {theirs[:12]}"
+                )
+    return encoder
+
+
+def text_files(folder: Path) -> list[Path]:
+    """Return the dictionaries and subword files of a DATA or model folder."""
+    return sorted(
+        path
+        for path in folder.iterdir()
+        if path.name.startswith(("dict.", "sentencepiece.", "bpe.")) and path.is_file()
+    )
+
+
+def hash_text_files(folder: Path) -> dict[str, str]:
+    """Return sha256 by name of a folder's dictionaries and subword files."""
+    return {path.name: sha256_file(path) for path in text_files(folder)}
+
+
+def model_tensors(model: FusedTransformer) -> dict[str, Tensor]:
+    """Return each distinct parameter once, under the first of its names."""
+    return {name: tensor.detach() for name, tensor in model.named_parameters()}
+
+
+def write_card(folder: Path, card: ModelCard) -> None:
+    """Write ``model.json``."""
+    with replace_file(folder / CARD) as handle:
+        handle.write((card.model_dump_json(indent=1) + "\n").encode())
+
+
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write a safetensors file beside its final name, sync it and rename it."""
+    partial = path.with_name(path.name + ".partial")
+    contiguous = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
+    try:
+        save_file(contiguous, partial, dict(metadata) if metadata else None)
+        _sync(partial)
+        partial.replace(path)
+    except (OSError, SafetensorError) as error:
+        partial.unlink(missing_ok=True)
+        raise UserError(f"cannot write {path}: {error}") from error
+
+
+def save_model(
+    folder: Path,
+    card: ModelCard,
+    tensors: Mapping[str, Tensor],
+    text_folder: Path,
+    encoder: PretrainedEncoder | None = None,
+) -> None:
+    """Write a model folder; only the weights are replaced where one stands already.
+
+    Args:
+        tensors: As ``model_tensors`` gives them.
+        text_folder: Folder whose subword files and dictionaries belong to the model.
+        encoder: The pretrained encoder, saved along if it was fine-tuned.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in text_files(text_folder):
+        if path.parent != folder:
+            shutil.copyfile(path, folder / path.name)
+    write_card(folder, card)
+    if encoder is not None and encoder.finetune:
+        encoder.save(folder / FINETUNED)
+    write_tensors(folder / WEIGHTS, tensors)
+
+
+def load_card(folder: Path) -> ModelCard:
+    """Read ``model.json`` and check the hashes of the text files beside it."""
+    path = folder / CARD
+    try:
+        card = ModelCard.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"{folder} is not a model folder: cannot read {path.name}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise UserError(f"{path} is damaged: {where}: {first['msg']}") from error
+    if card.format != 1:
+        raise UserError(f"{path} has format {card.format}; this version reads format 1")
+    for name, expected in card.text_files.items():
+        if not (folder / name).is_file():
+            raise UserError(f"{folder} lacks {name}, which belongs to the model")
+        if sha256_file(folder / name) != expected:
+            raise UserError(f"{folder / name} is not the file the model was trained with")
+    return card
+
+
+def load_model(run: Path) -> TrainedModel:
+    """Load a model from a run folder, a checkpoint folder or a model folder."""
+    folder = model_folder(run)
+    card = load_card(folder)
+    model = card.build()
+    tensors = read_tensors(folder / WEIGHTS)
+    ours = model_tensors(model)
+    if problem := _difference(ours, tensors):
+        raise UserError(f"{folder / WEIGHTS} does not fit {CARD}: {problem}")
+    copy_tensors(tensors, ours)
+    return TrainedModel(
+        folder,
+        card,
+        model.eval(),
+        load_tokenizer(folder, card.source),
+        load_tokenizer(folder, card.target),
+    )
+
+
+def model_folder(run: Path) -> Path:
+    """Return the model folder of a RUN: ``RUN/model``, or RUN itself if it is one."""
+    for folder in (run / "model", run):
+        if (folder / CARD).is_file():
+            return folder
+    what = "is not a folder" if not run.is_dir() else f"holds no {CARD} and no model/{CARD}"
+    raise UserError(f"{run} {what}; a run folder is made by train, import or average")
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Read a safetensors file."""
+    try:
+        tensors: dict[str, Tensor] = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"cannot read {path}: {error}") from error
+    return tensors
+
+
+def copy_tensors(source: Mapping[str, Tensor], destination: Mapping[str, Tensor]) -> None:
+    """Copy into every tensor of ``destination`` the one of that name."""
+    with torch.no_grad():
+        for name, tensor in destination.items():
+            tensor.copy_(source[name])
+
+
+def _difference(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> str | None:
+    missing, unexpected = sorted(set(ours) - set(theirs)), sorted(set(theirs) - set(ours))
+    if missing or unexpected:
+        return f"missing {missing or 'nothing'}, unexpected {unexpected or 'nothing'}"
+    for name, tensor in ours.items():
+        if tensor.shape != theirs[name].shape:
+            return f"{name} is {tuple(theirs[name].shape)}, not {tuple(tensor.shape)}"
+    return None
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """What a warm start took from another model."""
+
+    loaded: tuple[str, ...]
+    fresh: tuple[str, ...]
+    unexpected: tuple[str, ...]
+
+    def __str__(self) -> str:
+        total = len(self.loaded) + len(self.fresh)
+        lines = [f"loaded {len(self.loaded)} of {total} tensors"]
+        if self.fresh:
+            lines.append(f"started fresh: {', '.join(self.fresh)}")
+        if self.unexpected:
+            lines.append(f"in the file but not in the model: {', '.join(self.unexpected)}")
+        return "\n".join(lines)
+
+
+def warm_start(model: FusedTransformer, run: Path, fusion: FusionConfig | None) -> WarmStart:
+    """Take over the weights of a trained model; tensors of BERT attention may start fresh.
+
+    With ``fusion.start = "function-preserving"`` the model then computes exactly what the other
+    one does: BERT attention's output projection starts at 0, and the attention beside it is
+    scaled by the inverse of its weight (by 2 for the paper's average).
+
+    Raises:
+        UserError: If any other tensor is missing, or a shape differs.
+    """
+    folder = model_folder(run)
+    theirs, ours = read_tensors(folder / WEIGHTS), model_tensors(model)
+    missing = [name for name in ours if name not in theirs]
+    unknown = [name for name in missing if ".bert_attention" not in name]
+    if unknown:
+        raise UserError(
+            f"cannot start from {run}: it lacks {', '.join(unknown)} (is it a model of the same "
+            "depth, norm and sharing of embeddings?)"
+        )
+    for name, tensor in ours.items():
+        if name in theirs and theirs[name].shape != tensor.shape:
+            raise UserError(
+                f"cannot start from {run}: {name} is {tuple(theirs[name].shape)} there and "
+                f"{tuple(tensor.shape)} here"
+            )
+    loaded = tuple(name for name in ours if name in theirs)
+    copy_tensors(theirs, {name: ours[name] for name in loaded})
+    if fusion is not None and fusion.start == "function-preserving" and missing:
+        preserve_function(model)
+    unexpected = tuple(name for name in theirs if name not in ours)
+    return WarmStart(loaded, tuple(missing), unexpected)
+
+
+def preserve_function(model: FusedTransformer) -> None:
+    """Make a freshly fused model compute what its plain part does (see ``warm_start``)."""
+    with torch.no_grad():
+        for layer in [*model.encoder.layers, *model.decoder.layers]:
+            bert = layer.bert_attention
+            if bert is None:
+                continue
+            own = getattr(layer, "cross_attention", layer.self_attention).out_proj
+            bert.out_proj.weight.zero_()
+            bert.out_proj.bias.zero_()
+            if getattr(layer, "order", "parallel") == "parallel":
+                scale = 1 / layer.mixer.weights[0]
+                own.weight.mul_(scale)
+                own.bias.mul_(scale)
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """Give a folder to fill that appears under ``path`` only when it is complete and on disk."""
+    partial = path.with_name(path.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        for file in partial.rglob("*"):
+            _sync(file)
+        if path.exists():
+            shutil.rmtree(path)
+        partial.rename(path)
+        _sync(path.parent)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON file beside its final name and rename it."""
+    with replace_file(path) as handle:
+        handle.write((json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,364 @@
+"""The recipe: every section a run can be configured with, and how a recipe file is read.
+
+A recipe is TOML; unknown keys are errors. The models here hold numbers and names only, so that
+``--help`` and the checking of a recipe need no torch. Builders unpack them into named arguments.
+"""
+
+import difflib
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from bertfused.errors import UserError
+
+Activation = Literal["relu", "gelu"]
+Order = Literal["parallel", "bert-first", "encoder-first"]
+Precision = Literal["auto", "fp32", "bf16"]
+
+
+class Section(BaseModel):
+    """A frozen part of a recipe that refuses unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Corpus(Section):
+    """One parallel corpus: two files of the same number of lines."""
+
+    source: Path = Field(description="Source file, one sentence a line; .gz and .zst by suffix.")
+    target: Path = Field(description="Target file, line i of which translates line i.")
+    docids: Path | None = Field(None, description="File with one document id a line.")
+    name: str | None = Field(None, description="Name of a test set.")
+
+
+class DataConfig(Section):
+    """The text, [data] in a recipe. Paths are relative to the recipe."""
+
+    source: str = Field(description="Source language code, e.g. 'en'.")
+    target: str = Field(description="Target language code, e.g. 'de'.")
+    train: tuple[Corpus, ...] = Field(min_length=1, description="Training corpora.")
+    dev: Corpus = Field(description="Development set; nothing in it is ever dropped.")
+    test: tuple[Corpus, ...] = Field((), description="Test sets, each with a name.")
+    max_tokens: int = Field(
+        250, ge=1, description="Training pairs with more tokens on a side are dropped and counted."
+    )
+    max_ratio: float | None = Field(
+        None, gt=1, description="Training pairs whose token counts differ more are dropped."
+    )
+    max_unknown: float = Field(
+        0.1, ge=0, le=1, description="Share of unknown tokens above which preparation stops."
+    )
+
+    @model_validator(mode="after")
+    def _tests_have_names(self) -> "DataConfig":
+        names = [corpus.name for corpus in self.test]
+        if None in names or len(set(names)) < len(names):
+            raise ValueError("every entry of data.test needs a name of its own")
+        if {"train", "dev"} & set(names):
+            raise ValueError("a test set cannot be named 'train' or 'dev'")
+        return self
+
+
+class SubwordsConfig(Section):
+    """The subwords, [subwords] in a recipe."""
+
+    kind: Literal["sentencepiece", "bpe", "words"] = Field(
+        "sentencepiece", description="sentencepiece on raw text, subword-nmt BPE, or plain words."
+    )
+    size: int = Field(
+        8000, ge=1, description="Vocabulary size (sentencepiece) or merges (bpe); unused for words."
+    )
+    shared: bool = Field(True, description="One model and one dictionary for both languages.")
+    reuse: Path | None = Field(
+        None, description="DATA or model folder whose subwords and dictionaries are used as is."
+    )
+
+
+class ModelConfig(Section):
+    """The network, [model] in a recipe."""
+
+    encoder_layers: int = Field(6, ge=1, description="Number of encoder layers.")
+    decoder_layers: int = Field(6, ge=1, description="Number of decoder layers.")
+    model_dim: int = Field(512, ge=1, description="Width of embeddings and layers.")
+    ffn_dim: int = Field(1024, ge=1, description="Width inside the feed-forward sub-layers.")
+    heads: int = Field(4, ge=1, description="Attention heads; divides model_dim.")
+    decoder_heads: int | None = Field(
+        None, ge=1, description="Heads of the decoder, if other than the encoder's."
+    )
+    dropout: float = Field(0.3, ge=0, lt=1, description="Dropout rate of embeddings and branches.")
+    attention_dropout: float = Field(0.0, ge=0, lt=1, description="Dropout of attention weights.")
+    activation_dropout: float = Field(0.0, ge=0, lt=1, description="Dropout inside the FFN.")
+    norm: Literal["post", "pre"] = Field("post", description="Layer norm after or before.")
+    activation: Activation = Field("relu", description="Activation of the FFN.")
+    positions: Literal["sinusoidal", "learned"] = Field("sinusoidal", description="Positions.")
+    max_positions: int = Field(
+        1024, ge=1, description="Most tokens of a sentence; with sinusoids only a default limit."
+    )
+    embedding_norm: bool = Field(False, description="Layer norm after the embeddings.")
+    share_embeddings: Literal["all", "decoder", "none"] = Field(
+        "all", description="Which of source, target and output embeddings are one matrix."
+    )
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> "ModelConfig":
+        for heads in (self.heads, self.decoder_heads or self.heads):
+            if self.model_dim % heads:
+                raise ValueError(f"model_dim {self.model_dim} is not a multiple of {heads} heads")
+        return self
+
+
+class FusionConfig(Section):
+    """The frozen pretrained encoder and how its states enter, [fusion] in a recipe."""
+
+    encoder: str = Field(
+        "minilm",
+        description="Folder or hub name of a transformers encoder, 'minilm' for the packaged "
+        "English one, or a RUN folder whose own encoder is used.",
+    )
+    layer: int | Literal["average", "stochastic"] = Field(
+        -1,
+        description="Layer whose states are used (0 = embeddings, -1 = last), the average of all "
+        "layers, or a random one of last_layers in training and their average in decoding.",
+    )
+    last_layers: int = Field(
+        4, ge=1, description="How many layers layer = 'stochastic' draws from."
+    )
+    max_wordpieces: int | None = Field(
+        None, ge=3, description="Longest encoder input; default: the encoder's own limit."
+    )
+    drop_net: float = Field(
+        1.0, ge=0, le=1, description="The paper's p: probability that one branch is dropped."
+    )
+    drop_net_warmup_steps: int = Field(
+        0, ge=0, description="Steps over which drop_net rises linearly from 0."
+    )
+    mixup: bool = Field(False, description="Weights (u, 1-u) in training instead of drop-net.")
+    branch_weights: tuple[float, float] = Field(
+        (0.5, 0.5), description="Weights of (own, BERT) attention in evaluation; paper: (1/2, 1/2)."
+    )
+    start: Literal["function-preserving", "paper"] = Field(
+        "function-preserving",
+        description="Warm start: BERT's output projection at 0 and own attention scaled up, so "
+        "that step 0 computes the NMT exactly; or random BERT attention as in the paper.",
+    )
+    encoder_attention: bool = Field(True, description="BERT attention in the encoder layers.")
+    decoder_attention: bool = Field(True, description="BERT attention in the decoder layers.")
+    gates: tuple[bool, ...] | None = Field(
+        None, description="One entry for encoder and decoder layer i together; default: all on."
+    )
+    order: Order = Field("parallel", description="Decoder: beside encoder attention, or stacked.")
+    mask_special: bool = Field(False, description="Hide [CLS] and [SEP] positions.")
+    segments: bool = Field(True, description="Segment ids 0 for context, 1 for the sentence.")
+    finetune: bool = Field(False, description="Train the encoder too (its pooler stays frozen).")
+
+    @model_validator(mode="after")
+    def _weights_make_sense(self) -> "FusionConfig":
+        if self.start == "function-preserving" and not self.branch_weights[0]:
+            raise ValueError("start = 'function-preserving' needs a positive own branch weight")
+        if self.mixup and self.drop_net_warmup_steps:
+            raise ValueError("drop_net_warmup_steps has no meaning with mixup")
+        return self
+
+
+class OptimConfig(Section):
+    """The optimiser, [optim] in a recipe."""
+
+    lr: float = Field(5e-4, gt=0, description="Highest learning rate.")
+    warmup_steps: int = Field(4000, ge=0, description="Steps of linear warm-up.")
+    warmup_init_lr: float = Field(1e-7, ge=0, description="Learning rate of step 0.")
+    schedule: Literal["inverse_sqrt", "linear", "constant"] = Field(
+        "inverse_sqrt", description="Decay after warm-up; 'linear' reaches 0 at train.max_steps."
+    )
+    betas: tuple[float, float] = Field((0.9, 0.98), description="Adam's decay rates.")
+    eps: float = Field(1e-8, gt=0, description="Adam's epsilon.")
+    weight_decay: float = Field(1e-4, ge=0, description="Decoupled weight decay.")
+    label_smoothing: float = Field(0.1, ge=0, lt=1, description="Mass given to wrong tokens.")
+    clip_norm: float | None = Field(None, gt=0, description="Largest gradient norm; off if absent.")
+    ema: float | None = Field(
+        None, gt=0, lt=1, description="Decay a step of the averaged weights used in evaluation."
+    )
+    new_lr_scale: float = Field(
+        1.0, gt=0, description="Learning rate of newly started tensors (BERT attention), times lr."
+    )
+
+
+class TrainConfig(Section):
+    """The training loop, [train] in a recipe."""
+
+    batch_tokens: int = Field(
+        4096, ge=1, description="Padded tokens of a micro-batch on its longest side."
+    )
+    accumulate: int = Field(1, ge=1, description="Micro-batches a step, over all processes.")
+    max_steps: int | None = Field(None, ge=0, description="Stop after this many updates.")
+    max_epochs: int | None = Field(None, ge=1, description="Stop after this many passes.")
+    max_minutes: float | None = Field(None, gt=0, description="Stop after this much training time.")
+    patience: int | None = Field(
+        None, ge=1, description="Stop after this many validations without a better one."
+    )
+    seed: int = Field(1, ge=0, description="Seed of everything random.")
+    precision: Precision = Field("auto", description="bf16 where the processor is fast at it.")
+    validate_every: int = Field(1000, ge=1, description="Steps between validations and saves.")
+    validate_bleu: bool = Field(True, description="Translate the dev set at every validation.")
+    select: Literal["bleu", "loss"] = Field("loss", description="What the best model is best in.")
+    log_every: int = Field(50, ge=1, description="Steps between logged values.")
+    keep_last: int = Field(2, ge=1, description="Newest checkpoints kept.")
+    keep_best: int = Field(1, ge=0, description="Best checkpoints kept besides.")
+
+    @model_validator(mode="after")
+    def _ends(self) -> "TrainConfig":
+        if not (self.max_steps is not None or self.max_epochs or self.max_minutes or self.patience):
+            raise ValueError("give max_steps, max_epochs, max_minutes or patience")
+        if self.select == "bleu" and not self.validate_bleu:
+            raise ValueError("select = 'bleu' needs validate_bleu = true")
+        return self
+
+
+class SearchConfig(Section):
+    """Decoding, [search] in a recipe; the defaults are fairseq's."""
+
+    beam_size: int = Field(5, ge=1, description="Hypotheses kept at each step.")
+    length_penalty: float = Field(
+        1.0, description="A hypothesis scores its log-probability / length ** length_penalty."
+    )
+    normalize: bool = Field(True, description="Divide by the length at all.")
+    max_length_a: float = Field(0.0, ge=0, description="Longest output: a * source + b tokens.")
+    max_length_b: int = Field(200, ge=0, description="Longest output: a * source + b tokens.")
+    min_length: int = Field(1, ge=0, description="Fewest tokens, EOS included.")
+    no_repeat_ngram: int = Field(
+        0, ge=0, description="Never repeat an n-gram of this size; 0: off."
+    )
+    unk_penalty: float = Field(0.0, description="Taken off the log-probability of <unk>.")
+    diverse_groups: int | None = Field(
+        None, ge=1, description="Groups of diverse beam search; divides beam_size."
+    )
+    diverse_strength: float = Field(0.5, ge=0, description="Penalty for another group's choices.")
+    sampling: str | None = Field(
+        None, description="'full', 'topk:K' or 'nucleus:P' instead of a beam."
+    )
+    temperature: float = Field(1.0, gt=0, description="Divides the logits before anything else.")
+    seed: int = Field(1, ge=0, description="Seed of sampling; every line has its own stream.")
+
+
+class Recipe(Section):
+    """A whole recipe of sentence-level translation."""
+
+    data: DataConfig
+    subwords: SubwordsConfig = SubwordsConfig()
+    model: ModelConfig = ModelConfig()
+    fusion: FusionConfig | None = None
+    optim: OptimConfig = OptimConfig()
+    train: TrainConfig
+    search: SearchConfig = SearchConfig()
+
+
+RecipeT = TypeVar("RecipeT", bound=Section)
+
+
+def load_recipe(path: Path, schema: type[RecipeT], overrides: Sequence[str] = ()) -> RecipeT:
+    """Read and check a recipe.
+
+    Args:
+        path: A TOML file; relative paths in it are relative to its folder.
+        schema: The recipe's model.
+        overrides: ``"optim.lr=5e-4"``, values as in TOML, bare words as strings.
+
+    Raises:
+        UserError: If the file is not TOML, or a key or value is wrong; unknown keys are answered
+            with the nearest valid one.
+    """
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not valid TOML: {error}") from error
+    for override in overrides:
+        _override(values, override)
+    return check_recipe(values, schema, str(path), folder=path.parent)
+
+
+def check_recipe(
+    values: dict[str, Any], schema: type[RecipeT], where: str, folder: Path | None = None
+) -> RecipeT:
+    """Check the values of a recipe; ``folder`` is what relative paths are relative to."""
+    try:
+        recipe = schema.model_validate(values)
+    except ValidationError as error:
+        raise UserError(_explain(error, schema, where)) from error
+    return recipe if folder is None else _absolute(recipe, folder)
+
+
+def _override(values: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise UserError(f"--set needs key=value, not {override!r}")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    *parents, last = key.strip().split(".")
+    for parent in parents:
+        values = values.setdefault(parent, {})
+        if not isinstance(values, dict):
+            raise UserError(f"--set {override}: {parent} is not a section")
+    if value == "none":
+        values.pop(last, None)
+    else:
+        values[last] = value
+
+
+def _explain(error: ValidationError, schema: type[BaseModel], where: str) -> str:
+    first = error.errors()[0]
+    path = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        name = str(first["loc"][-1])
+        near = difflib.get_close_matches(name, _keys_at(schema, first["loc"][:-1]), 1, 0.5)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        return f"{where}: unknown key {path}{hint}"
+    if first["type"] == "missing":
+        return f"{where}: {path} is missing"
+    value = repr(first["input"])
+    value = value if len(value) < 80 else value[:77] + "..."
+    message = first["msg"].removeprefix("Value error, ")
+    message = message[0].lower() + message[1:]
+    return f"{where}: {path or 'recipe'} = {value}: {message}"
+
+
+def _keys_at(schema: type[BaseModel], path: Sequence[int | str]) -> list[str]:
+    """Return the valid keys of the section at ``path``."""
+    for part in path:
+        if isinstance(part, int):
+            continue
+        if part not in schema.model_fields:
+            return []
+        found = _models_in(schema.model_fields[part].annotation)
+        if not found:
+            return []
+        schema = found[0]
+    return list(schema.model_fields)
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in getattr(annotation, "__args__", ()) for model in _models_in(part)]
+
+
+def _absolute(section: RecipeT, folder: Path) -> RecipeT:
+    """Resolve every relative path of a section, and of the sections in it."""
+
+    def resolve(value: Any) -> Any:
+        if isinstance(value, Path):
+            return Path(folder, value).resolve()
+        if isinstance(value, Section):
+            return _absolute(value, folder)
+        if isinstance(value, tuple):
+            return tuple(resolve(part) for part in value)
+        return value
+
+    return section.model_copy(
+        update={name: resolve(value) for name, value in section if value is not None}
+    )

@@ -1,0 +1,111 @@
+"""A cache of the frozen encoder's states: computed once, read from disk in every epoch.
+
+One cache belongs to one DATA folder and one encoder: ``features/<key>/<split>.{bin,idx}`` where
+the key is made of the encoder's fingerprint, its layers and the precision. The ``.bin`` file is
+the states of all examples one after the other, the ``.idx`` file their lengths in wordpieces.
+"""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bertfused.batch import BertIds, pad_ids, token_batches
+from bertfused.errors import UserError
+from bertfused.pretrained import PretrainedEncoder
+from bertfused.store import IdStore
+from bertfused.text import replace_file
+
+DTYPES: dict[str, type[np.floating]] = {"fp16": np.float16, "fp32": np.float32}
+# Examples encoded before any of their states is written: the bound on memory.
+_CHUNK = 2048
+
+
+class FeatureCache:
+    """States of one split, memory-mapped."""
+
+    def __init__(self, prefix: Path, width: int, dtype: type[np.floating]) -> None:
+        lengths = np.fromfile(prefix.with_suffix(".idx"), dtype=np.int32)
+        self._starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        data = prefix.with_suffix(".bin")
+        if data.stat().st_size != self._starts[-1] * width * np.dtype(dtype).itemsize:
+            raise UserError(f"{data} is damaged: its size does not fit {prefix.name}.idx")
+        self._states = np.memmap(data, dtype=dtype, mode="r", shape=(self._starts[-1], width))
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    def __getitem__(self, i: int) -> Float[Tensor, "bert state_width"]:
+        return torch.from_numpy(np.array(self._states[self._starts[i] : self._starts[i + 1]]))
+
+
+def cache_folder(data: Path, encoder: PretrainedEncoder, dtype: str) -> Path:
+    """Return where the cache of this encoder lies in a DATA folder."""
+    layers = f"{encoder.layer} {encoder.layer_numbers} {encoder.wordpieces.max_length}"
+    key = f"{encoder.fingerprint} {layers} {encoder.uses_segments} {dtype}"
+    return data / "features" / hashlib.sha256(key.encode()).hexdigest()[:16]
+
+
+def open_cache(data: Path, encoder: PretrainedEncoder, split: str) -> FeatureCache | None:
+    """Open the cache of a split if there is one, fp32 before fp16."""
+    for name in ("fp32", "fp16"):
+        prefix = cache_folder(data, encoder, name) / split
+        if prefix.with_suffix(".idx").is_file():
+            return FeatureCache(prefix, encoder.state_width, DTYPES[name])
+    return None
+
+
+def write_cache(
+    store: IdStore,
+    encoder: PretrainedEncoder,
+    prefix: Path,
+    dtype: str,
+    *,
+    batch_tokens: int = 4096,
+    progress: Callable[[int], object] = lambda done: None,
+) -> None:
+    """Encode every example of a store and write its states.
+
+    Args:
+        store: The encoder's ids.
+        prefix: Path of the two files without suffix; they appear when they are complete.
+        dtype: "fp16" or "fp32", of the file.
+        progress: Called with the number of examples done since the last call.
+    """
+    prefix.parent.mkdir(parents=True, exist_ok=True)
+    ids = encoder.bert_ids
+    with replace_file(prefix.with_suffix(".bin")) as handle:
+        for start in range(0, len(store), _CHUNK):
+            rows = [store[i] for i in range(start, min(start + _CHUNK, len(store)))]
+            for states in _encode(rows, encoder, ids, batch_tokens):
+                handle.write(states.numpy().astype(DTYPES[dtype]).tobytes())
+            progress(len(rows))
+    with replace_file(prefix.with_suffix(".idx")) as handle:
+        handle.write(np.asarray(store.sizes, dtype=np.int32).tobytes())
+
+
+@torch.inference_mode()
+def _encode(
+    rows: list[NDArray[np.int64]],
+    encoder: PretrainedEncoder,
+    ids: BertIds,
+    batch_tokens: int,
+) -> list[Float[Tensor, "bert state_width"]]:
+    lengths = np.array([len(row) for row in rows])
+    states: list[Tensor] = [torch.empty(0)] * len(rows)
+    device = next(encoder.parameters()).device
+    for batch in token_batches([lengths], batch_tokens):
+        bert, mask = pad_ids([rows[i] for i in batch], ids.pad)
+        segments = None
+        if ids.separator is not None:
+            segments, _ = pad_ids([ids.segments(rows[i]) for i in batch], 0)
+            segments = segments.to(device)
+        output = encoder(bert.to(device), mask.to(device), segments).float().cpu()
+        for row, i in enumerate(batch):
+            states[i] = output[row, : lengths[i]]
+    return states

@@ -1,0 +1,368 @@
+"""The BERT-fused Transformer: embeddings, encoder, decoder, and decoding step by step."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from bertfused.attention import (
+    CrossAttention,
+    KeysValues,
+    SelfAttention,
+    SelfAttentionCache,
+    causal_bias,
+    padding_bias,
+)
+from bertfused.batch import Batch
+from bertfused.config import FusionConfig, ModelConfig
+from bertfused.layers import (
+    BranchMixer,
+    DecoderLayer,
+    EncoderLayer,
+    FeedForward,
+    sinusoids,
+)
+from bertfused.noise import Dropout, Noise
+from bertfused.vocab import Vocabulary
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What the decoder attends to: encoder output and the pretrained encoder's states."""
+
+    states: Float[Tensor, "batch source model_dim"]
+    mask: Bool[Tensor, "batch source"]
+    bert_states: Float[Tensor, "batch bert bert_dim"] | None = None
+    bert_mask: Bool[Tensor, "batch bert"] | None = None
+
+
+class Embedding(nn.Module):
+    """Token embeddings times sqrt(model_dim) plus positions, then optional norm, then dropout."""
+
+    table: Tensor
+
+    def __init__(
+        self,
+        tokens: nn.Embedding,
+        learned_positions: int | None,
+        *,
+        norm: bool,
+        dropout: Dropout,
+    ) -> None:
+        super().__init__()
+        model_dim = tokens.embedding_dim
+        self.tokens = tokens
+        self.scale = math.sqrt(model_dim)
+        self.dropout = dropout
+        self.norm = nn.LayerNorm(model_dim) if norm else None
+        self.positions: nn.Embedding | None = None
+        if learned_positions is None:
+            self.register_buffer("table", sinusoids(256, model_dim), persistent=False)
+        else:
+            self.positions = nn.Embedding(learned_positions, model_dim)
+            nn.init.normal_(self.positions.weight, std=model_dim**-0.5)
+
+    def forward(
+        self, ids: Int[Tensor, "batch length"], position: int = 0
+    ) -> Float[Tensor, "batch length model_dim"]:
+        """Embed ``ids``, the first of which stands at ``position`` (0 = start of sentence)."""
+        places = self._positions(position, ids.shape[1])
+        x = torch.add(places, self.tokens(ids), alpha=self.scale)
+        if self.norm is not None:
+            x = self.norm(x)
+        dropped: Tensor = self.dropout(x)
+        return dropped
+
+    def at_step(
+        self, ids: Int[Tensor, "batch beams"], position: int
+    ) -> Float[Tensor, "batch beams model_dim"]:
+        """Embed the tokens that all stand at one position."""
+        x = torch.add(self._positions(position, 1), self.tokens(ids), alpha=self.scale)
+        normed: Tensor = x if self.norm is None else self.norm(x)
+        return normed
+
+    def _positions(self, start: int, length: int) -> Float[Tensor, "length model_dim"]:
+        if self.positions is not None:
+            return self.positions.weight[start : start + length]
+        if start + length > len(self.table):
+            size = 2 * (start + length)
+            self.table = sinusoids(size, self.table.shape[1]).to(self.table.device)
+        return self.table[start : start + length]
+
+
+class Encoder(nn.Module):
+    """Embeddings and encoder layers."""
+
+    def __init__(
+        self, embed: Embedding, layers: list[EncoderLayer], final_norm: nn.LayerNorm | None
+    ) -> None:
+        super().__init__()
+        self.embed = embed
+        self.layers = nn.ModuleList(layers)
+        self.norm = final_norm
+
+    def forward(self, batch: Batch) -> Memory:
+        x = self.embed(batch.source)
+        bias = padding_bias(batch.source_mask)
+        bert_bias = None if batch.bert_mask is None else padding_bias(batch.bert_mask)
+        for layer in self.layers:
+            x = layer(x, bias, batch.bert_states, bert_bias)
+        if self.norm is not None:
+            x = self.norm(x)
+        return Memory(x, batch.source_mask, batch.bert_states, batch.bert_mask)
+
+
+class Decoder(nn.Module):
+    """Embeddings and decoder layers, over a whole target or one step of every beam."""
+
+    def __init__(
+        self, embed: Embedding, layers: list[DecoderLayer], final_norm: nn.LayerNorm | None
+    ) -> None:
+        super().__init__()
+        self.embed = embed
+        self.layers = nn.ModuleList(layers)
+        self.norm = final_norm
+
+    def forward(
+        self, decoder_input: Int[Tensor, "batch target"], memory: Memory
+    ) -> Float[Tensor, "batch target model_dim"]:
+        """Return the last hidden states. Padding needs no mask: it stands after real tokens."""
+        x = self.embed(decoder_input)
+        bias = causal_bias(x.shape[1], x.device)
+        memory_bias = padding_bias(memory.mask)
+        bert_bias = None if memory.bert_mask is None else padding_bias(memory.bert_mask)
+        for layer in self.layers:
+            x = layer(x, bias, memory.states, memory_bias, memory.bert_states, bert_bias)
+        normed: Tensor = x if self.norm is None else self.norm(x)
+        return normed
+
+
+class FusedTransformer(nn.Module):
+    """An encoder-decoder Transformer, plain or with BERT attention in its layers.
+
+    The pretrained encoder is not part of it: its states arrive in the batch.
+    """
+
+    def __init__(self, encoder: Encoder, decoder: Decoder, output: nn.Linear, noise: Noise) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.decoder = decoder
+        self.output = output
+        self.noise = noise
+
+    @property
+    def uses_bert(self) -> bool:
+        return any(
+            isinstance(module, EncoderLayer | DecoderLayer) and module.bert_attention is not None
+            for module in self.modules()
+        )
+
+    def hidden(self, batch: Batch) -> Float[Tensor, "batch target model_dim"]:
+        """Return the decoder's last states for a batch with targets, before the vocabulary."""
+        assert batch.decoder_input is not None
+        states: Tensor = self.decoder(batch.decoder_input, self.encoder(batch))
+        return states
+
+    def forward(self, batch: Batch) -> Float[Tensor, "batch target vocab"]:
+        """Return the logits of every target token given those before it."""
+        logits: Tensor = self.output(self.hidden(batch))
+        return logits
+
+    def begin_step(self, *key: int, drop_net: float | None = None) -> None:
+        """Set the randomness of the next forward pass, and the drop-net rate if it changes."""
+        self.noise.reseed(*key)
+        if drop_net is not None:
+            for module in self.modules():
+                if isinstance(module, BranchMixer):
+                    module.drop_net = drop_net
+
+
+class DecoderState:
+    """A decoder in the middle of some sentences; what the search steps (``search.Decoder``).
+
+    Beams share what belongs to their sentence: keys and values of the memory exist once, and a
+    beam is one more query. Their past tokens are slots of one cache; ``_bias`` says which slots
+    are a beam's own ancestors, so re-ordering beams moves that small table and nothing else.
+    """
+
+    def __init__(self, model: FusedTransformer, memory: Memory) -> None:
+        self._embed, self._norm, self._output = (
+            model.decoder.embed,
+            model.decoder.norm,
+            model.output,
+        )
+        self._layers = [layer for layer in model.decoder.layers if isinstance(layer, DecoderLayer)]
+        self._caches = [SelfAttentionCache() for _ in self._layers]
+        self._memory = [layer.cross_attention.project(memory.states) for layer in self._layers]
+        self._bert: list[KeysValues | None] = [
+            None
+            if layer.bert_attention is None or memory.bert_states is None
+            else layer.bert_attention.project(memory.bert_states)
+            for layer in self._layers
+        ]
+        self._memory_bias = padding_bias(memory.mask)
+        self._bert_bias = None if memory.bert_mask is None else padding_bias(memory.bert_mask)
+        self._bias = memory.states.new_empty(len(memory.states), 1, 1, 0)
+        self._position = 0
+
+    def step(self, tokens: Int[Tensor, "batch beams"]) -> Float[Tensor, "batch beams vocab"]:
+        """Append one token to every beam and return the logits of the next."""
+        batch, beams = tokens.shape
+        own_slot = causal_bias(beams, tokens.device)
+        own_slot = (own_slot + own_slot.T).expand(batch, 1, beams, beams)
+        self._bias = torch.cat([self._bias, own_slot], dim=3)
+        x = self._embed.at_step(tokens, self._position)
+        self._position += 1
+        for layer, cache, memory, bert in zip(
+            self._layers, self._caches, self._memory, self._bert, strict=True
+        ):
+            x = layer(x, self._bias, memory, self._memory_bias, bert, self._bert_bias, cache)
+        if self._norm is not None:
+            x = self._norm(x)
+        logits: Tensor = self._output(x)
+        return logits
+
+    def reorder(self, parents: Int[Tensor, "batch beams"]) -> None:
+        """Let beam j of each sentence go on from its old beam ``parents[:, j]``."""
+        slots = self._bias.shape[3]
+        index = parents[:, None, :, None].expand(-1, -1, -1, slots)
+        self._bias = self._bias.gather(2, index)
+
+    def keep(self, sentences: Int[Tensor, "kept"]) -> None:
+        """Drop all other sentences."""
+        for cache in self._caches:
+            cache.keep(sentences)
+        self._memory = [memory.select(sentences) for memory in self._memory]
+        self._bert = [None if bert is None else bert.select(sentences) for bert in self._bert]
+        self._bias = self._bias[sentences]
+        if self._memory_bias is not None:
+            self._memory_bias = self._memory_bias[sentences]
+        if self._bert_bias is not None:
+            self._bert_bias = self._bert_bias[sentences]
+
+
+def build_model(
+    config: ModelConfig,
+    fusion: FusionConfig | None,
+    *,
+    source_size: int,
+    target_size: int,
+    bert_dim: int | None = None,
+) -> FusedTransformer:
+    """Build the network with fresh weights.
+
+    Args:
+        fusion: ``None`` builds the plain NMT.
+        source_size: Source vocabulary, specials included.
+        target_size: Target vocabulary, specials included.
+        bert_dim: Width of the pretrained encoder's states, needed with ``fusion``.
+
+    Raises:
+        ValueError: If embeddings are to be shared between vocabularies of different size, or
+            gates do not fit the number of layers.
+    """
+    noise = Noise()
+    embeddings = _embeddings(config, source_size, target_size)
+    learned = config.max_positions if config.positions == "learned" else None
+    encoder_gates, decoder_gates = _gates(config, fusion)
+
+    def attention(heads: int, memory_dim: int | None = None) -> CrossAttention:
+        return CrossAttention(
+            config.model_dim, memory_dim or config.model_dim, heads, config.attention_dropout, noise
+        )
+
+    def parts(heads: int) -> tuple[SelfAttention, FeedForward, BranchMixer]:
+        mixer = BranchMixer(
+            fusion.drop_net if fusion and not fusion.drop_net_warmup_steps else 0.0,
+            fusion is not None and fusion.mixup,
+            fusion.branch_weights if fusion else (1.0, 0.0),
+            noise,
+        )
+        ffn = FeedForward(
+            config.model_dim, config.ffn_dim, config.activation, config.activation_dropout, noise
+        )
+        own = SelfAttention(config.model_dim, heads, config.attention_dropout, noise)
+        return own, ffn, mixer
+
+    pre_norm = config.norm == "pre"
+    encoder_layers, decoder_layers = [], []
+    for is_fused in encoder_gates:
+        own, ffn, mixer = parts(config.heads)
+        bert = attention(config.heads, bert_dim) if is_fused else None
+        dropout = Dropout(config.dropout, noise)
+        encoder_layers.append(
+            EncoderLayer(own, bert, mixer, ffn, pre_norm=pre_norm, dropout=dropout)
+        )
+    heads = config.decoder_heads or config.heads
+    for is_fused in decoder_gates:
+        own, ffn, mixer = parts(heads)
+        bert = attention(heads, bert_dim) if is_fused else None
+        decoder_layers.append(
+            DecoderLayer(
+                own,
+                attention(heads),
+                bert,
+                mixer,
+                ffn,
+                pre_norm=pre_norm,
+                dropout=Dropout(config.dropout, noise),
+                order=fusion.order if fusion else "parallel",
+            )
+        )
+
+    def embed(tokens: nn.Embedding) -> Embedding:
+        dropout = Dropout(config.dropout, noise)
+        return Embedding(tokens, learned, norm=config.embedding_norm, dropout=dropout)
+
+    def final_norm() -> nn.LayerNorm | None:
+        return nn.LayerNorm(config.model_dim) if pre_norm else None
+
+    source_embedding, target_embedding, output = embeddings
+    encoder = Encoder(embed(source_embedding), encoder_layers, final_norm())
+    decoder = Decoder(embed(target_embedding), decoder_layers, final_norm())
+    return FusedTransformer(encoder, decoder, output, noise)
+
+
+def _embeddings(
+    config: ModelConfig, source_size: int, target_size: int
+) -> tuple[nn.Embedding, nn.Embedding, nn.Linear]:
+    def embedding(size: int) -> nn.Embedding:
+        table = nn.Embedding(size, config.model_dim, padding_idx=Vocabulary.pad)
+        nn.init.normal_(table.weight, std=config.model_dim**-0.5)
+        nn.init.zeros_(table.weight[Vocabulary.pad])
+        return table
+
+    target = embedding(target_size)
+    if config.share_embeddings == "all":
+        if source_size != target_size:
+            raise ValueError(
+                f"share_embeddings = 'all' needs one vocabulary, but the source has {source_size} "
+                f"entries and the target {target_size}"
+            )
+        source = target
+    else:
+        source = embedding(source_size)
+    output = nn.Linear(config.model_dim, target_size, bias=False)
+    if config.share_embeddings == "none":
+        nn.init.normal_(output.weight, std=config.model_dim**-0.5)
+    else:
+        output.weight = target.weight
+    return source, target, output
+
+
+def _gates(config: ModelConfig, fusion: FusionConfig | None) -> tuple[list[bool], list[bool]]:
+    """Return which encoder and which decoder layers have BERT attention."""
+    depths = (config.encoder_layers, config.decoder_layers)
+    if fusion is None:
+        return [False] * depths[0], [False] * depths[1]
+    gates = fusion.gates if fusion.gates is not None else (True,) * max(depths)
+    if len(gates) != max(depths):
+        raise ValueError(
+            f"fusion.gates has {len(gates)} entries but the model has {max(depths)} layers"
+        )
+    return (
+        [gate and fusion.encoder_attention for gate in gates[: depths[0]]],
+        [gate and fusion.decoder_attention for gate in gates[: depths[1]]],
+    )
