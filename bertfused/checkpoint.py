@@ -121,6 +121,16 @@ def open_encoder(
     return encoder
 
 
+def encoder_card(encoder: PretrainedEncoder) -> EncoderCard:
+    """Describe a pretrained encoder so that another one is noticed."""
+    return EncoderCard(
+        name=encoder.name,
+        bert_dim=encoder.bert_dim,
+        weights=encoder.fingerprint,
+        wordpieces=encoder.wordpieces.fingerprint,
+    )
+
+
 def text_files(folder: Path) -> list[Path]:
     """Return the dictionaries and subword files of a DATA or model folder."""
     return sorted(

@@ -5,6 +5,7 @@ A recipe is TOML; unknown keys are errors. The models here hold numbers and name
 """
 
 import difflib
+import re
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,11 +19,14 @@ Activation = Literal["relu", "gelu"]
 Order = Literal["parallel", "bert-first", "encoder-first"]
 Precision = Literal["auto", "fp32", "bf16"]
 
+# What search.sampling may be.
+SAMPLING = r"full|topk:(?P<k>[1-9]\d*)|nucleus:(?P<p>0?\.\d*[1-9]\d*|1(\.0*)?)"
+
 
 class Section(BaseModel):
     """A frozen part of a recipe that refuses unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Corpus(Section):
@@ -219,27 +223,35 @@ class TrainConfig(Section):
 class SearchConfig(Section):
     """Decoding, [search] in a recipe; the defaults are fairseq's."""
 
-    beam_size: int = Field(5, ge=1, description="Hypotheses kept at each step.")
-    length_penalty: float = Field(
-        1.0, description="A hypothesis scores its log-probability / length ** length_penalty."
-    )
-    normalize: bool = Field(True, description="Divide by the length at all.")
-    max_length_a: float = Field(0.0, ge=0, description="Longest output: a * source + b tokens.")
-    max_length_b: int = Field(200, ge=0, description="Longest output: a * source + b tokens.")
-    min_length: int = Field(1, ge=0, description="Fewest tokens, EOS included.")
-    no_repeat_ngram: int = Field(
-        0, ge=0, description="Never repeat an n-gram of this size; 0: off."
-    )
-    unk_penalty: float = Field(0.0, description="Taken off the log-probability of <unk>.")
-    diverse_groups: int | None = Field(
-        None, ge=1, description="Groups of diverse beam search; divides beam_size."
-    )
-    diverse_strength: float = Field(0.5, ge=0, description="Penalty for another group's choices.")
-    sampling: str | None = Field(
-        None, description="'full', 'topk:K' or 'nucleus:P' instead of a beam."
-    )
-    temperature: float = Field(1.0, gt=0, description="Divides the logits before anything else.")
-    seed: int = Field(1, ge=0, description="Seed of sampling; every line has its own stream.")
+    beam_size: int = Field(5, ge=1, description="hypotheses kept at each step, >= 1")
+    length_penalty: float = Field(1.0, description="score = log-probability / length ** this")
+    normalize: bool = Field(True, description="false: score = log-probability")
+    max_length_a: float = Field(0.0, ge=0, description="at most a * source tokens + b tokens + EOS")
+    max_length_b: int = Field(200, ge=0, description="the b of max_length_a, tokens")
+    min_length: int = Field(1, ge=0, description="at least this many tokens before EOS")
+    no_repeat_ngram: int | None = Field(None, ge=1, description="no n-gram of this size twice")
+    unk_penalty: float = Field(0.0, description="nats taken from <unk>; below 0 favours it")
+    diverse_groups: int | None = Field(None, ge=1, description="groups of diverse beam search")
+    diverse_strength: float = Field(0.5, ge=0, description="nats lost per use in earlier groups")
+    sampling: str | None = Field(None, description="full, topk:K, nucleus:P; absent: beam search")
+    temperature: float = Field(1.0, gt=0, description="logits are divided by this, > 0")
+    seed: int = Field(1, ge=0, description="of sampling; each line has a stream of its own")
+
+    @model_validator(mode="after")
+    def _check_relations(self) -> "SearchConfig":
+        if self.diverse_groups and self.beam_size % self.diverse_groups:
+            raise ValueError(
+                f"beam_size {self.beam_size} is not a multiple of "
+                f"diverse_groups {self.diverse_groups}"
+            )
+        if self.sampling and self.diverse_groups:
+            raise ValueError("sampling and diverse_groups exclude each other")
+        if self.sampling and not re.fullmatch(SAMPLING, self.sampling):
+            raise ValueError(
+                f"sampling is {self.sampling!r}; allowed are full, topk:K with K >= 1 and "
+                "nucleus:P with 0 < P <= 1"
+            )
+        return self
 
 
 class Recipe(Section):

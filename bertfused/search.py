@@ -9,24 +9,25 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 from torch.nn import functional
 
+from bertfused.config import SAMPLING, SearchConfig
 from bertfused.errors import UserError
 
 FREE = -1  # in a table of forced tokens: nothing is forced here
 CHUNK = 128  # columns per maximum in `top_candidates`; amax is several times slower off 64s
 SMALL = 2**16  # up to so many log-probs one plain top-k is faster than the chunked one
 KEEP_SHARE = 0.75  # finished sentences leave the batch when fewer than this share are still open
-SAMPLING = r"full|topk:(?P<k>[1-9]\d*)|nucleus:(?P<p>0?\.\d*[1-9]\d*|1(\.0*)?)"
+HEAD = 32  # most nuclei lie within so many tokens
 
 
+@runtime_checkable
 class Decoder(Protocol):
     """One step of a left-to-right model over a batch of sentences with equally many beams each.
 
@@ -64,54 +65,6 @@ class Hypothesis:
     token_log_probs: list[float]
 
 
-class SearchConfig(BaseModel):
-    """How translations are searched for."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    beam_size: int = Field(5, ge=1, description="hypotheses kept at each step, >= 1")
-    length_penalty: float = Field(1.0, description="score = log-probability / length ** this")
-    normalize: bool = Field(True, description="false: score = log-probability")
-    max_length_a: float = Field(0.0, ge=0, description="at most a * source tokens + b tokens + EOS")
-    max_length_b: int = Field(200, ge=0, description="the b of max_length_a, tokens")
-    min_length: int = Field(1, ge=0, description="at least this many tokens before EOS")
-    no_repeat_ngram: int | None = Field(None, ge=1, description="no n-gram of this size twice")
-    unk_penalty: float = Field(0.0, description="nats taken from <unk>; below 0 favours it")
-    diverse_groups: int | None = Field(None, ge=1, description="groups of diverse beam search")
-    diverse_strength: float = Field(0.5, ge=0, description="nats lost per use in earlier groups")
-    sampling: str | None = Field(None, description="full, topk:K, nucleus:P; absent: beam search")
-    temperature: float = Field(1.0, gt=0, description="logits are divided by this, > 0")
-    seed: int = Field(1, ge=0, description="of sampling; each line has a stream of its own")
-
-    @model_validator(mode="after")
-    def _check_relations(self) -> Self:
-        if self.diverse_groups and self.beam_size % self.diverse_groups:
-            raise ValueError(
-                f"beam_size {self.beam_size} is not a multiple of "
-                f"diverse_groups {self.diverse_groups}"
-            )
-        if self.sampling and self.diverse_groups:
-            raise ValueError("sampling and diverse_groups exclude each other")
-        if self.sampling and not re.fullmatch(SAMPLING, self.sampling):
-            raise ValueError(
-                f"sampling is {self.sampling!r}; allowed are full, topk:K with K >= 1 and "
-                "nucleus:P with 0 < P <= 1"
-            )
-        return self
-
-    def max_lengths(
-        self, source_lengths: Int[Tensor, " batch"], positions: int
-    ) -> Int[Tensor, " batch"]:
-        """Bound each output by its own source's length, EOS included (fairseq: the batch's longest)
-        and by the target positions a model has, one of which EOS needs."""
-        bound = (self.max_length_a * source_lengths.double() + self.max_length_b).long()
-        return bound.clamp(max=positions - 1)
-
-    def seeds(self, lines: Sequence[int]) -> list[int]:
-        """Give one seed per line number, another one for each (seed, line)."""
-        return [(self.seed << 64) + line for line in lines]
-
-
 class Candidates(NamedTuple):
     """Continuations of each sentence, best first: total log-prob, token, beam they continue."""
 
@@ -137,10 +90,12 @@ def beam_search(
 
     A step ranks the 2 * beam_size best continuations of a sentence. Those among the first beam_size
     that end in EOS are hypotheses; the first beam_size others go on. A sentence is finished with
-    beam_size hypotheses or after its longest length, where only EOS is allowed; the scores are
-    log-probability / length ** length_penalty, EOS counted in both. Diverse beam search (Vijayakumar
-    et al., 2016, Hamming diversity) ranks group by group, beam j being in group j % groups, and
-    takes ``diverse_strength`` from a token for each candidate of an earlier group that has it.
+    beam_size hypotheses or after its longest length, where only EOS is allowed; scores are
+    log-probability / length ** length_penalty, EOS counted in both.
+
+    Diverse beam search (Vijayakumar et al., 2016, Hamming diversity) ranks group by group, beam j
+    being in group j % groups, and takes ``diverse_strength`` from a token for each candidate of an
+    earlier group that has it.
 
     Args:
         max_lengths: Tokens before EOS at most.
@@ -186,18 +141,34 @@ def sample(
     assert match is not None
     top_k = int(match["k"]) if match["k"] else None
     top_p = float(match["p"]) if match["p"] else None
-    longest = max(max_lengths.tolist(), default=0)
-    uniforms = torch.zeros(len(max_lengths), longest + 1, num_samples)
-    for row, seed, limit in zip(uniforms, seeds, max_lengths.tolist(), strict=True):
-        drawn = np.random.default_rng(seed).random((limit + 1, num_samples), dtype=np.float32)
-        row[: limit + 1] = torch.from_numpy(drawn)
-    uniforms = uniforms.to(max_lengths.device)
+    limits = max_lengths.tolist()
+    table = np.zeros((len(limits), max(limits, default=0) + 1, num_samples))
+    for row, seed, limit in zip(table, seeds, limits, strict=True):
+        row[: limit + 1] = np.random.default_rng(seed).random((limit + 1, num_samples))
+    uniforms = torch.from_numpy(table).to(max_lengths.device)
 
     def choose(log_probs: Tensor, scores: Tensor, sentences: Tensor, step: int) -> Candidates:
         return sampled_candidates(log_probs, scores, uniforms[sentences, step], top_k, top_p)
 
     rules = _Rules.build(max_lengths, prefixes, config, special)
     return _search(decoder, rules, config, num_samples, choose)
+
+
+def longest(
+    config: SearchConfig, source_lengths: Int[Tensor, " batch"], positions: int
+) -> Int[Tensor, " batch"]:
+    """Bound each output by a * source + b and by the target positions of the model.
+
+    The source's own length counts, EOS included (fairseq: the longest of the batch); one position
+    is left for EOS.
+    """
+    bound = (config.max_length_a * source_lengths.double() + config.max_length_b).long()
+    return bound.clamp(max=positions - 1)
+
+
+def line_seeds(seed: int, lines: Sequence[int]) -> list[int]:
+    """Give one seed per line number, another one for each (seed, line)."""
+    return [(seed << 64) + line for line in lines]
 
 
 @torch.inference_mode()
@@ -234,15 +205,12 @@ def _search(
             rows = [row for row, sentence in enumerate(order) if sentence in unfinished]
             if not rows:
                 break
-            kept = torch.tensor(rows, device=device)
-            if len(rows) < KEEP_SHARE * len(order):
+            if len(rows) < KEEP_SHARE * len(order):  # until then finished ones do no harm
+                kept = torch.tensor(rows, device=device)
                 decoder.keep(kept)
                 order = [order[row] for row in rows]
                 going = Candidates(*(field[kept] for field in going))
                 sentences, history, totals = sentences[kept], history[kept], totals[kept]
-            elif len(rows) < len(order):  # finished ones stay for a while, impossible to continue
-                lost = torch.full_like(going.scores, -math.inf)
-                going = going._replace(scores=lost.index_copy(0, kept, going.scores[kept]))
         scores, tokens, parents = going
         if history.size(1) != width or not torch.equal(parents, same.expand_as(parents)):
             decoder.reorder(parents)
@@ -261,8 +229,10 @@ def _search(
 
 
 def _going_on(best: Candidates, is_eos: Tensor, width: int) -> Candidates:
-    """Take the first ``width`` candidates that did not end. A sampler has no spare ones: there an
-    ended one stays in its place, impossible to continue."""
+    """Take the first ``width`` candidates that did not end.
+
+    A sampler has no spare ones: there an ended one stays in its place, impossible to continue.
+    """
     if best.tokens.size(1) == width:
         return best._replace(scores=best.scores.masked_fill(is_eos, -math.inf))
     if not is_eos.any():
@@ -299,7 +269,7 @@ class _Rules:
     """What may come next, whatever the model says."""
 
     limits: Int[Tensor, " sentences"]
-    forced: Int[Tensor, "sentences longest"]
+    forced: Int[Tensor, "sentences steps"]
     config: SearchConfig
     special: SpecialIds
     first_limit: int
@@ -312,15 +282,13 @@ class _Rules:
         special: SpecialIds,
     ) -> "_Rules":
         prefixes = [()] * len(max_lengths) if prefixes is None else prefixes
-        longest = max(map(len, prefixes), default=0)
-        table = [
-            [*prefix] + [FREE] * (longest - len(prefix))
-            for prefix, _ in zip(prefixes, max_lengths, strict=True)
-        ]
-        forced = torch.tensor(table, dtype=torch.long, device=max_lengths.device)
-        forced = forced.view(len(max_lengths), longest)
-        limits = max_lengths.tolist()
-        return _Rules(max_lengths, forced, config, special, min(limits, default=0))
+        steps = max(map(len, prefixes), default=0)
+        table = np.full((len(max_lengths), steps), FREE)
+        for row, prefix in zip(table, prefixes, strict=True):
+            row[: len(prefix)] = prefix
+        forced = torch.from_numpy(table).to(max_lengths.device)
+        first_limit = min(max_lengths.tolist(), default=0)
+        return _Rules(max_lengths, forced, config, special, first_limit)
 
     def apply(
         self,
@@ -368,11 +336,13 @@ class _Rules:
 def log_softmax(
     logits: Float[Tensor, "*rows vocab"], temperature: float = 1.0
 ) -> Float[Tensor, "*rows vocab"]:
-    """Normalise in float32. On CPUs in place: measured faster than any logsumexp, and than a fresh
-    vocabulary-sized result."""
+    """Normalise in float32, overwriting ``logits``.
+
+    On CPUs this kernel in place is faster than any way to compute the normaliser alone.
+    """
     logits = logits.float().contiguous()
     if temperature != 1:
-        logits = logits / temperature
+        logits = logits.div_(temperature)
     if logits.device.type == "cpu":
         return torch.log_softmax(logits, dim=-1, out=logits)
     return logits.log_softmax(-1)
@@ -386,37 +356,27 @@ def top_candidates(
     """Rank the ``count`` best continuations of all beams of a sentence, exactly.
 
     A top-k over beams * vocab is slow on CPUs. The k best lie in the k chunks of columns with the
-    highest maxima, and maxima are cheap: rank chunks, gather k of them, rank their columns.
+    highest maxima, and maxima are cheap: rank the chunks, copy k of them, rank their columns.
     Where there are fewer than ``count``, impossible ones fill up.
     """
     batch, beams, vocab = log_probs.shape
-    whole, rest = divmod(vocab, CHUNK)
-    chunks = whole + (rest > 0)
-    if log_probs.device.type != "cpu" or log_probs.numel() <= SMALL or count > whole:
+    if log_probs.device.type != "cpu" or log_probs.numel() <= SMALL or count > vocab // CHUNK:
         sums = (log_probs + scores[:, :, None]).view(batch, -1)
         best, places = sums.topk(min(count, sums.size(1)))
         missing = (0, count - best.size(1))
-        best, places = (
-            functional.pad(best, missing, value=-math.inf),
-            functional.pad(places, missing),
-        )
+        best = functional.pad(best, missing, value=-math.inf)
+        places = functional.pad(places, missing)
         return Candidates(best, places % vocab, places // vocab)
-    maxima = log_probs[:, :, : whole * CHUNK].unflatten(2, (whole, CHUNK)).amax(3)
-    if rest:
-        last = log_probs[:, :, whole * CHUNK :].amax(2, keepdim=True)
-        maxima = torch.cat([maxima, last], dim=2)
-    highest = (maxima + scores[:, :, None]).view(batch, -1).topk(count).indices
-    parents, chunk = highest // chunks, highest % chunks
-    columns = (chunk * CHUNK).clamp(max=vocab - CHUNK)  # of each chunk's first token
-    row = torch.arange(0, batch * beams, beams, device=parents.device)[:, None] + parents
-    windows = log_probs.view(-1).unfold(0, CHUNK, 1)  # index_select copies these whole
-    pool = windows.index_select(0, (row * vocab + columns).view(-1))
-    if rest:  # the last window begins inside the chunk before
-        pool[(chunk == whole).view(-1), : CHUNK - rest] = -math.inf
+    rows = log_probs.view(-1, vocab)
+    maxima = _per_chunk(rows, torch.amax).view(batch, beams, -1) + scores[:, :, None]
+    highest = maxima.view(batch, -1).topk(count).indices
+    parents, chunks = highest // maxima.size(2), highest % maxima.size(2)
+    own_rows = torch.arange(0, len(rows), beams)[:, None] + parents
+    pool, first = _windows(rows, own_rows, chunks, -math.inf)
     pool = pool.view(batch, count, CHUNK) + scores.gather(1, parents)[:, :, None]
     best, places = pool.view(batch, -1).topk(count)
     winners = places // CHUNK
-    return Candidates(best, columns.gather(1, winners) + places % CHUNK, parents.gather(1, winners))
+    return Candidates(best, first.gather(1, winners) + places % CHUNK, parents.gather(1, winners))
 
 
 def diverse_candidates(
@@ -426,8 +386,10 @@ def diverse_candidates(
     groups: int,
     strength: float,
 ) -> Candidates:
-    """Rank ``count`` / ``groups`` continuations per group, then interleave: all firsts, all
-    seconds, ... The penalties stay in the scores, as in fairseq."""
+    """Rank ``count`` / ``groups`` continuations per group; give all firsts, all seconds, ...
+
+    The penalties stay in the scores, as in fairseq.
+    """
     first_step = scores.size(1) == 1
     used = torch.zeros_like(log_probs[:, 0])
     ranked = []
@@ -451,37 +413,93 @@ def sampled_candidates(
 ) -> Candidates:
     """Draw one continuation per sample by inverting the distribution function at ``uniforms``."""
     batch, beams, vocab = log_probs.shape
-    weights, ids = log_probs.softmax(-1), None
-    if top_k is not None:
-        weights, ids = _largest(weights, min(top_k, vocab))
-    elif top_p is not None:
-        size = min(64, vocab)
-        best = _largest(weights, size)
-        while size < vocab and bool((best[0].sum(-1) < top_p).any()):
-            size = min(8 * size, vocab)
-            best = _largest(weights, size)
-        weights, ids = best
-        before = weights.cumsum(-1) - weights  # the nucleus: all before are less than p together
-        weights = weights.masked_fill(before >= top_p, 0)
-    # Added up in order on CPUs; GPUs add in another one, so that rounding could favour a zero.
-    exact = None if weights.device.type == "cpu" else torch.float64
-    cumulative = weights.cumsum(-1, dtype=exact)
-    targets = uniforms.view(batch, beams, -1) * cumulative[:, :, -1:]
-    drawn = torch.searchsorted(cumulative, targets, right=True).clamp(max=weights.size(2) - 1)
-    tokens = drawn if ids is None else ids.gather(2, drawn)
+    weights = log_probs.flatten(0, 1).softmax(-1)
+    uniforms = uniforms.view(batch * beams, -1)
+    if top_k is None and top_p is None:
+        tokens = _draw(weights, uniforms)
+    else:
+        heaviest, ids = _heaviest(weights, min(top_k or HEAD, vocab))
+        tokens = ids.gather(1, _draw(_nucleus(heaviest, top_p), uniforms))
+        if top_p is not None and heaviest.size(1) < vocab:
+            wide = (heaviest.sum(1) < top_p).nonzero()[:, 0]
+            if len(wide):
+                heaviest, ids = weights[wide].sort(descending=True)
+                tokens[wide] = ids.gather(1, _draw(_nucleus(heaviest, top_p), uniforms[wide]))
+    tokens = tokens.view(batch, beams, -1)
     sums = log_probs.gather(2, tokens).flatten(1) + scores
     beam = torch.arange(beams, device=scores.device)
-    return Candidates(sums, tokens.flatten(1), beam.expand_as(sums).contiguous())
+    return Candidates(sums, tokens.flatten(1), beam.expand_as(sums))
 
 
-def _largest(
-    weights: Float[Tensor, "batch beams vocab"], count: int
-) -> tuple[Float[Tensor, "batch beams count"], Int[Tensor, "batch beams count"]]:
-    """Rank the largest weights of each row."""
-    rows = weights.flatten(0, 1)[:, None]
-    best = top_candidates(rows, rows.new_zeros(len(rows), 1), count)
-    shape = (*weights.shape[:2], count)
-    return best.scores.view(shape), best.tokens.view(shape)
+def _heaviest(
+    weights: Float[Tensor, "rows vocab"], count: int
+) -> tuple[Float[Tensor, "rows count"], Int[Tensor, "rows count"]]:
+    best = top_candidates(weights[:, None], weights.new_zeros(len(weights), 1), count)
+    return best.scores, best.tokens
+
+
+def _nucleus(
+    weights: Float[Tensor, "rows width"], top_p: float | None
+) -> Float[Tensor, "rows width"]:
+    """Leave of descending weights the fewest that reach ``top_p`` together."""
+    if top_p is None:
+        return weights
+    before = weights.cumsum(1) - weights
+    return weights.masked_fill(before >= top_p, 0)
+
+
+def _draw(
+    weights: Float[Tensor, "rows width"], uniforms: Float[Tensor, "rows samples"]
+) -> Int[Tensor, "rows samples"]:
+    """Pick columns with probabilities proportional to the weights: a chunk first, then in it."""
+    if weights.size(1) < 2 * CHUNK:
+        return _invert(weights, uniforms)[0]
+    chunks, within = _invert(_per_chunk(weights, torch.sum), uniforms)
+    own_rows = torch.arange(len(weights), device=weights.device)[:, None].expand_as(chunks)
+    windows, first = _windows(weights, own_rows, chunks, 0.0)
+    return first + _invert(windows, within.view(-1, 1))[0].view_as(first)
+
+
+def _invert(
+    weights: Float[Tensor, "rows width"], uniforms: Float[Tensor, "rows samples"]
+) -> tuple[Int[Tensor, "rows samples"], Float[Tensor, "rows samples"]]:
+    """Find where the running sum passes ``uniforms`` of the total, and how far inside, 0 to 1.
+
+    In double precision, so that rounding favours no impossible column.
+    """
+    sums = weights.cumsum(1, dtype=torch.float64)
+    targets = uniforms * sums[:, -1:]
+    places = torch.searchsorted(sums, targets, right=True).clamp(max=weights.size(1) - 1)
+    left = 1 - (sums.gather(1, places) - targets) / weights.gather(1, places)
+    return places, left.clamp(0, 1 - 2**-53)
+
+
+def _per_chunk(
+    rows: Float[Tensor, "rows vocab"], reduce: Callable[..., Tensor]
+) -> Float[Tensor, "rows chunks"]:
+    """Reduce each CHUNK columns to one; the last chunk may be narrower."""
+    whole = rows.size(1) // CHUNK * CHUNK
+    reduced = reduce(rows[:, :whole].unflatten(1, (-1, CHUNK)), 2)
+    if whole == rows.size(1):
+        return reduced
+    return torch.cat([reduced, reduce(rows[:, whole:], 1, True)], dim=1)
+
+
+def _windows(
+    rows: Float[Tensor, "rows vocab"],
+    own_rows: Int[Tensor, "sets count"],
+    chunks: Int[Tensor, "sets count"],
+    empty: float,
+) -> tuple[Float[Tensor, "picked chunk"], Int[Tensor, "sets count"]]:
+    """Copy chunks, and give the column each copy begins with."""
+    vocab = rows.size(1)
+    first = (chunks * CHUNK).clamp(max=vocab - CHUNK)
+    starts = own_rows * vocab + first
+    windows = rows.view(-1).unfold(0, CHUNK, 1).index_select(0, starts.view(-1))
+    if vocab % CHUNK:  # the window of the last chunk begins inside the one before it
+        is_last = (chunks == vocab // CHUNK).view(-1)
+        windows[is_last, : CHUNK - vocab % CHUNK] = empty
+    return windows, first
 
 
 class Ensemble:

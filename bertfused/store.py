@@ -44,7 +44,7 @@ _DTYPES: dict[int, np.dtype[Any]] = {
 _CHUNK = 1 << 16  # sentences indexed at a time
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class IdStore:
     """A memory-mapped store of sentences.
 

@@ -37,7 +37,7 @@ _SPACE = "\u2581"  # how sentencepiece writes a space
 # Not learned but spelled in bytes: white space that fairseq's tools would split a symbol at,
 # controls, and the three characters that sentencepiece keeps for itself (it would skip the line).
 _UNLEARNED = re.compile(r"[^\S ]|[\x00-\x1f\x7f-\x9f\u2581\u2585]")
-_MAX_TRAINING_LINES = 5_000_000
+_MAX_TRAINING_LINES = 500_000
 _MAX_CACHED_WORDS = 500_000
 
 _Encoder = Callable[[Sequence[str]], list[list[int]]]

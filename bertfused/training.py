@@ -306,8 +306,8 @@ class Trainer:
         return Loss(total, nll, tokens)
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """Return the trained weights and the optimiser's moments, by name."""
-        tensors = {}
+        """Return the trained weights, their averages and the optimiser's moments, by name."""
+        tensors = {f"average.{name}": tensor for name, tensor in (self.average or {}).items()}
         for name, parameter in self.parameters.items():
             tensors[f"weight.{name}"] = parameter.detach()
             for key, value in self.optimizer.state.get(parameter, {}).items():
@@ -317,6 +317,8 @@ class Trainer:
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore what ``state_tensors`` gave."""
         copy_tensors({n: tensors[f"weight.{n}"] for n in self.parameters}, self.parameters)
+        if self.average is not None:
+            copy_tensors({n: tensors[f"average.{n}"] for n in self.average}, self.average)
         for name, parameter in self.parameters.items():
             keys = ("step", "exp_avg", "exp_avg_sq")
             state = {key: tensors.get(f"optimizer.{key}.{name}") for key in keys}

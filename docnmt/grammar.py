@@ -14,11 +14,13 @@ sentence apart. docs/demo_corpus.md shows examples of all this.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import cycle, islice
 from pathlib import Path
 from random import Random
+from statistics import fmean
 from types import MappingProxyType
 from typing import Literal, NamedTuple, TypeVar
 
@@ -26,7 +28,7 @@ from bertfused.text import SentencePair, open_output, read_lines
 from docnmt import lexicon
 
 Split = Literal["train", "dev", "test"]
-Evidence = TypeVar("Evidence")
+Evidence = TypeVar("Evidence", bound=Hashable)
 
 SPLITS: tuple[Split, ...] = ("train", "dev", "test")
 # Documents of each split, and contrastive items of each phenomenon.
@@ -209,8 +211,9 @@ ADDRESSEES = {
     for form, addressees in lexicon.ADDRESSEES.items()
 }
 # Each ambiguous noun as many times as it has pairs of sentences that tell its meanings apart.
-HOMONYMS = [
-    [(thing(english, *german), cues[number]) for german, cues in meanings.items()]
+Homonym = tuple[tuple[Word, tuple[str, str]], ...]  # for each meaning, the noun and a sentence
+HOMONYMS: list[Homonym] = [
+    tuple((thing(english, *german), cues[number]) for german, cues in meanings.items())
     for english, meanings in lexicon.HOMONYMS.items()
     for number in range(len(next(iter(meanings.values()))))
 ]
@@ -260,13 +263,21 @@ def usable(evidence: Sequence[Evidence], sentence: int, split: Split) -> list[Ev
     return [piece for number, piece in enumerate(evidence) if split_of(number, sentence) == split]
 
 
+def least_used(rng: Random, uses: Counter[Evidence], pieces: Sequence[Evidence]) -> Evidence:
+    """Draw one of the pieces drawn least often so far, so that all are trained on alike."""
+    drawn = min(pieces, key=lambda piece: (uses[piece], rng.random()))
+    uses[drawn] += 1
+    return drawn
+
+
 def pronoun(rng: Random, split: Split) -> Iterator[list[Link]]:
     """Make "it" er, sie or es by the gender of the thing named before."""
+    uses: Counter[tuple[str, str, str]] = Counter()
     for number, template in cycle(enumerate(lexicon.IT_SENTENCES)):
         slots = draw_slots(rng)
         answers, contexts = [], []
         for nouns in THINGS.values():
-            noun = rng.choice(usable(nouns, number, split))
+            noun = least_used(rng, uses, usable(nouns, number, split))
             answers.append({"it": thing(*noun)})
             attribute = rng.choice([NO_ATTRIBUTE, rng.choice(list(lexicon.ATTRIBUTES.items()))])
             mention = rng.choice(lexicon.THING_MENTIONS)
@@ -277,21 +288,23 @@ def pronoun(rng: Random, split: Split) -> Iterator[list[Link]]:
 
 def address(rng: Random, split: Split) -> Iterator[list[Link]]:
     """Make "you" du, ihr or Sie by whom the sentence before speaks to."""
+    uses: Counter[Word] = Counter()
     for number, template in cycle(enumerate(lexicon.YOU_SENTENCES)):
         answers, contexts = [], []
         for form, addressees in ADDRESSEES.items():
             answers.append({"you": Word("you", GermanAddress(form))})
-            addressee = rng.choice(usable(addressees, number, split))
+            addressee = least_used(rng, uses, usable(addressees, number, split))
             contexts.append(fill(rng.choice(lexicon.GREETINGS), {"addressee": addressee}))
         yield _links("address", template, draw_slots(rng), answers, contexts)
 
 
 def repetition(rng: Random, split: Split) -> Iterator[list[Link]]:
     """Translate an ambiguous noun as it was meant in the sentence before."""
+    uses: Counter[Homonym] = Counter()
     for number, template in cycle(enumerate(lexicon.HOMONYM_SENTENCES)):
         slots = draw_slots(rng)
         answers, contexts = [], []
-        for noun, cue in rng.choice(usable(HOMONYMS, number, split)):
+        for noun, cue in least_used(rng, uses, usable(HOMONYMS, number, split)):
             answers.append({"it": noun})
             contexts.append(fill(cue, draw_slots(rng, not_who=slots["who"])))
         yield _links("repetition", template, slots, answers, contexts)
@@ -363,7 +376,7 @@ def contrastive_items(seed: int, per_phenomenon: int) -> list[ContrastiveItem]:
     items: dict[ContrastiveItem, None] = {}  # a set that keeps the order
     for links_of in PHENOMENA.values():
         full = len(items) + per_phenomenon
-        tries = islice(links_of(rng, "test"), 10 * per_phenomenon)
+        tries = islice(links_of(rng, "test"), 3 * per_phenomenon)
         for group in map(_items, tries):
             if len(items) + len(group) > full:
                 break
@@ -387,7 +400,7 @@ def _items(links: Sequence[Link]) -> list[ContrastiveItem]:
 
 def chance_level(items: Sequence[ContrastiveItem]) -> float:
     """Compute the expected accuracy of guessing, which is what a model without context has."""
-    return sum(1 / len(item.candidates) for item in items) / len(items)
+    return fmean(1 / len(item.candidates) for item in items)
 
 
 # ---------------------------------------------------------------------------- files

@@ -66,7 +66,7 @@ THING_MENTIONS: Templates = (
     ("Here is {thing:the}.", "Hier ist {thing:der}."),
     ("Where is {thing:the}?", "Wo ist {thing:der}?"),
     ("This is {thing:a}.", "Das ist {thing:ein}."),
-    ("{thing:a} is still missing.", "{thing:ein} fehlt noch."),
+    ("Only {thing:a} is missing.", "Nur {thing:ein} fehlt."),
     ("{who} is looking for {thing:the}.", "{who:wer} sucht {thing:den}."),
     ("{who} showed me {thing:a}.", "{who:wer} hat mir {thing:einen} gezeigt."),
     ("We talked about {thing:the} again.", "Wir haben wieder über {thing:den} gesprochen."),
@@ -238,7 +238,7 @@ HOMONYMS: dict[str, dict[tuple[str, str], Templates]] = {
             ("The seal is made of wax.", "Das Siegel ist aus Wachs."),
             ("The letter has a seal.", "Der Brief hat ein Siegel."),
             ("The king broke the seal.", "Der König hat das Siegel gebrochen."),
-            ("A seal is missing on the document.", "Auf der Urkunde fehlt ein Siegel."),
+            ("A seal is missing from the document.", "Auf der Urkunde fehlt ein Siegel."),
         ),
     },
     "plant": {
@@ -381,7 +381,7 @@ ASIDES: Templates = (
         "{thing:the} and {item:the} are for {who}.",
         "{thing:der} und {item:der} sind für {who:wen}.",
     ),
-    ("{thing:the} and {item:the} are missing.", "{thing:der} und {item:der} fehlen."),
+    ("{thing:the} and {item:the} are {look}.", "{thing:der} und {item:der} sind {look}."),
     ("We paid for {thing:the} and {item:the}.", "Wir haben {thing:den} und {item:den} bezahlt."),
     (
         "{who} came with {thing:a} and {item:a}.",

@@ -29,9 +29,11 @@ LAYERS = (
     {"features"},
     {"layers"},
     {"model"},
-    {"search", "loss", "checkpoint"},
-    {"run", "translate", "scoring", "training", "prepare"},
-    {"interop"},
+    {"search", "loss", "checkpoint", "prepare"},
+    {"translate", "training"},
+    {"scoring", "run"},
+    {"fit", "interop"},
+    {"console", "commands"},
     {"cli", "__main__", "__init__"},
 )
 

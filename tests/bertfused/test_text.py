@@ -1,6 +1,8 @@
 import gzip
 import io
 import logging
+import os
+import resource
 import sys
 from pathlib import Path
 
@@ -216,19 +218,35 @@ def test_a_link_is_kept(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_bytes() == b"new"
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
-def test_a_full_disk_is_one_sentence() -> None:
-    with (
-        pytest.raises(UserError, match=r"^cannot write /dev/full: No space left on device$"),
-        open_output(Path("/dev/full")) as output,
-    ):
-        output.write_line("a")
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+def test_a_full_disk_is_one_sentence_and_leaves_what_was_there(tmp_path: Path, suffix: str) -> None:
+    path = write(tmp_path / f"out{suffix}", b"old\n")
+
+    def fill() -> None:
+        with open_output(path) as output:
+            for i in range(100_000):
+                output.write_line(str(i * i * 7919 % 99991))
+
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
+    try:
+        with pytest.raises(UserError, match=f"^cannot write {path}: File too large$"):
+            fill()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == b"old\n"
+    assert names(tmp_path) == [path.name]
 
 
-def test_a_device_is_written_and_not_replaced() -> None:
-    with open_output(Path("/dev/null")) as output:
+def test_a_pipe_is_written_and_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    with open_output(path) as output:
         output.write_line("a")
-    assert Path("/dev/null").is_char_device()
+    assert os.read(reader, 100) == b"a\n"
+    os.close(reader)
+    assert path.is_fifo()
 
 
 @pytest.mark.parametrize("name", [".", "absent/out"])

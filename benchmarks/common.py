@@ -1,0 +1,88 @@
+"""What the benchmark scripts share: where data is, how results are written, equal time."""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+SHARED = REPOSITORY.parent / "shared"
+
+
+def shared_data(name: str) -> Path:
+    """Return a folder of ../shared/data, or stop with a sentence where it is absent."""
+    path = SHARED / "data" / name
+    if not path.exists():
+        sys.exit(f"this benchmark reads ../shared/data/{name}, which is absent here")
+    return path
+
+
+def command(*arguments: object, module: str = "bertfused") -> str:
+    """Run one of our commands on one thread and return what it printed.
+
+    A failure stops the benchmark with the command's own words.
+    """
+    line = [sys.executable, "-m", module, *map(str, arguments)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(line, capture_output=True, text=True, env=environment)
+    if done.returncode:
+        sys.exit(f"{' '.join(line)} failed:\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def side_by_side(jobs: int, tasks: Sequence[Callable[[], Any]]) -> list[Any]:
+    """Run tasks, ``jobs`` at a time; results in order."""
+    with ThreadPoolExecutor(jobs) as pool:
+        return list(pool.map(lambda task: task(), tasks))
+
+
+def facts() -> dict[str, Any]:
+    """Return what a figure depends on besides the script: versions, hardware, commit."""
+    commit = subprocess.run(
+        ["git", "-C", str(REPOSITORY), "describe", "--always", "--dirty=+"],
+        capture_output=True,
+        text=True,
+    ).stdout.strip()
+    processor = platform.processor() or platform.machine()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            processor = line.partition(":")[2].strip()
+            break
+    return {
+        "commit": commit,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "processor": processor,
+        "cores": os.cpu_count(),
+    }
+
+
+def write_results(path: Path, results: Mapping[str, Any]) -> None:
+    """Write one JSON file with the facts beside the results."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"facts": facts(), **results}, indent=1) + "\n")
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Return a Markdown table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+
+
+def update_section(document: Path, name: str, text: str) -> None:
+    """Replace what stands between the marks of a section of a document, or append it."""
+    begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
+    block = f"{begin}\n{text.strip()}\n{end}"
+    old = document.read_text() if document.exists() else "# Results\n"
+    if begin in old:
+        before, _, rest = old.partition(begin)
+        document.write_text(before + block + rest.partition(end)[2])
+    else:
+        document.write_text(f"{old.rstrip()}\n\n{block}\n")

@@ -1,0 +1,5 @@
+"""``python -m bertfused``."""
+
+from bertfused.cli import main
+
+main()

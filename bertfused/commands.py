@@ -1,0 +1,486 @@
+"""The verbs that every mode has: prepare, train, translate, score and evaluate.
+
+A mode says how its text is read (``Mode``); the commands and their options are the same.
+"""
+
+import json
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import tee
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from bertfused.config import Corpus, Recipe, SearchConfig, load_recipe
+from bertfused.console import Quiet, log_to_stderr, progress, warn_of
+from bertfused.errors import UserError
+from bertfused.text import count_lines, open_output, read_lines
+
+if TYPE_CHECKING:
+    from bertfused.data import Split
+    from bertfused.prepare import ParallelLine
+    from bertfused.translate import SourceLine, Translation, Translator
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Mode:
+    """How a mode reads text.
+
+    Attributes:
+        recipe: Schema of its recipes.
+        corpora: Gives the reader of the corpora of a recipe.
+        documents: What a DATA folder and a model must remember of the documents of a recipe.
+        source_lines: Reads a file (or standard input) to translate; a ``str`` is a line that is
+            no sentence, and stands in the output as it is. Takes what ``documents`` gave.
+        dev_lines: The source lines of a split, with their contexts. Takes the same.
+        document_ids: Gives each line of a source file its document, or None if there are none.
+    """
+
+    recipe: type[Recipe]
+    corpora: Callable[[Recipe], Callable[[Corpus], Iterable["ParallelLine"]]]
+    documents: Callable[[Recipe], Mapping[str, Any] | None]
+    source_lines: Callable[[Path | None, Mapping[str, Any] | None], Iterator["SourceLine | str"]]
+    dev_lines: Callable[["Split", Mapping[str, Any] | None], Iterator["SourceLine"]]
+    document_ids: Callable[[Path, Mapping[str, Any] | None], list[str] | None]
+
+
+RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE.toml", help="The recipe.")]
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, or a checkpoint in one.")]
+Data = Annotated[Path, typer.Option("--data", help="DATA folder made by prepare.")]
+Out = Annotated[Path, typer.Option("--out", help="Folder to write.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. optim.lr=1e-3."),
+]
+Device = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, ... or auto.")]
+Encoder = Annotated[
+    str | None, typer.Option("--encoder", help="Where the pretrained encoder is, if it moved.")
+]
+EncoderPrecision = Annotated[
+    Literal["fp32", "bf16"],
+    typer.Option("--encoder-precision", help="bf16 is faster; a few translations change."),
+]
+BatchTokens = Annotated[
+    int, typer.Option("--batch-tokens", min=1, help="Padded source tokens a batch (speed only).")
+]
+Source = Annotated[Path, typer.Option("--source", help="Source file.")]
+LongLines = Literal["truncate", "split", "error"]
+
+
+def add_commands(app: typer.Typer, mode: Mode) -> None:
+    """Add the verbs to the command of a mode."""
+
+    @app.command()
+    def prepare(
+        recipe: RecipeFile,
+        out: Out,
+        force: Annotated[bool, typer.Option("--force", help="Replace what is there.")] = False,
+        overrides: Set = None,
+        quiet: Quiet = False,
+    ) -> None:
+        """Turn text into a DATA folder: subwords, ids, and a report of every record."""
+        log_to_stderr(quiet)
+        from bertfused.prepare import prepare as prepare_data
+
+        loaded = load_recipe(recipe, mode.recipe, overrides or [])
+        with progress("pairs", None, quiet) as advance:
+            report = prepare_data(
+                loaded,
+                out,
+                reader=mode.corpora(loaded),
+                documents=mode.documents(loaded),
+                force=force,
+                progress=lambda split, pairs: advance(pairs),
+            )
+        _logger.info("%s", report)
+
+    @app.command()
+    def train(
+        recipe: RecipeFile,
+        data: Data,
+        out: Out,
+        init: Annotated[
+            Path | None, typer.Option("--init", help="RUN whose weights to start from.")
+        ] = None,
+        resume: Annotated[
+            bool, typer.Option("--resume", help="Go on from the newest checkpoint in --out.")
+        ] = False,
+        overrides: Set = None,
+        device: Device = "auto",
+        quiet: Quiet = False,
+    ) -> None:
+        """Train a model, plain or fused; started by torchrun, in several processes."""
+        log_to_stderr(quiet)
+        loaded = load_recipe(recipe, mode.recipe, overrides or [])
+        train_model(mode, loaded, data, out, init=init, resume=resume, device=device, quiet=quiet)
+
+    @app.command()
+    def translate(
+        run: Run,
+        input: Annotated[Path | None, typer.Option("--input", help="Default: stdin.")] = None,
+        output: Annotated[Path | None, typer.Option("--output", help="Default: stdout.")] = None,
+        beam_size: Annotated[int | None, typer.Option("--beam-size", min=1)] = None,
+        length_penalty: Annotated[float | None, typer.Option("--length-penalty")] = None,
+        nbest: Annotated[int, typer.Option("--nbest", min=1, help="Translations a line.")] = 1,
+        sampling: Annotated[
+            str | None, typer.Option("--sampling", help="full, topk:K or nucleus:P, not a beam.")
+        ] = None,
+        temperature: Annotated[float | None, typer.Option("--temperature")] = None,
+        seed: Annotated[int | None, typer.Option("--seed", help="Seed of sampling.")] = None,
+        batch_tokens: BatchTokens = 4096,
+        format: Annotated[
+            Literal["plain", "jsonl", "fairseq"], typer.Option("--format", help="Of the output.")
+        ] = "plain",
+        long: Annotated[
+            LongLines, typer.Option("--long", help="Lines longer than the model can read.")
+        ] = "split",
+        device: Device = "auto",
+        max_length_a: Annotated[float | None, typer.Option("--max-length-a")] = None,
+        max_length_b: Annotated[
+            int | None, typer.Option("--max-length-b", help="At most a * source + b tokens.")
+        ] = None,
+        min_length: Annotated[int | None, typer.Option("--min-length")] = None,
+        no_repeat_ngram: Annotated[int | None, typer.Option("--no-repeat-ngram")] = None,
+        prefix: Annotated[
+            Path | None,
+            typer.Option("--prefix", help="File of target beginnings, one a line of the input."),
+        ] = None,
+        diverse_groups: Annotated[int | None, typer.Option("--diverse-groups")] = None,
+        diverse_strength: Annotated[float | None, typer.Option("--diverse-strength")] = None,
+        unk_penalty: Annotated[float | None, typer.Option("--unk-penalty")] = None,
+        no_normalize: Annotated[
+            bool, typer.Option("--no-normalize", help="Do not divide scores by the length.")
+        ] = False,
+        ensemble: Annotated[
+            list[Path] | None,
+            typer.Option("--ensemble", help="One more RUN; may be given several times."),
+        ] = None,
+        encoder: Encoder = None,
+        encoder_precision: EncoderPrecision = "fp32",
+        quiet: Quiet = False,
+    ) -> None:
+        """Translate lines, one output line for each input line."""
+        log_to_stderr(quiet)
+        from bertfused.translate import Translator
+
+        translator = Translator.load(
+            run,
+            ensemble=ensemble or (),
+            device=device,
+            encoder=encoder,
+            encoder_precision=encoder_precision,
+        )
+        search = search_options(
+            translator.search,
+            beam_size=beam_size,
+            length_penalty=length_penalty,
+            sampling=sampling,
+            temperature=temperature,
+            seed=seed,
+            max_length_a=max_length_a,
+            max_length_b=max_length_b,
+            min_length=min_length,
+            no_repeat_ngram=no_repeat_ngram,
+            diverse_groups=diverse_groups,
+            diverse_strength=diverse_strength,
+            unk_penalty=unk_penalty,
+            normalize=False if no_normalize else None,
+        )
+        if nbest > 1 and not search.sampling and nbest > search.beam_size:
+            raise UserError(f"--nbest {nbest} needs a --beam-size of {nbest} or more")
+        lines = mode.source_lines(input, translator.members[0].card.documents)
+        if prefix is not None:
+            lines = with_prefixes(lines, prefix)
+        total = count_lines(input) if input is not None else None
+        with progress("lines", total, quiet) as advance, open_output(output) as writer:
+            for number, translation in enumerate(
+                translate_lines(
+                    translator,
+                    lines,
+                    search,
+                    nbest=nbest,
+                    batch_tokens=batch_tokens,
+                    long=long,
+                )
+            ):
+                for line in format_translation(translation, number, format):
+                    writer.write_line(line)
+                advance(1)
+        warn_of(translator.counts)
+
+    @app.command()
+    def score(
+        run: Run,
+        source: Source,
+        target: Annotated[Path, typer.Option("--target", help="Its translations.")],
+        output: Annotated[Path | None, typer.Option("--output", help="Default: stdout.")] = None,
+        batch_tokens: BatchTokens = 4096,
+        device: Device = "auto",
+        encoder: Encoder = None,
+        encoder_precision: EncoderPrecision = "fp32",
+        quiet: Quiet = False,
+    ) -> None:
+        """Print "sum of natural log-probabilities <tab> tokens" for every pair, EOS included."""
+        log_to_stderr(quiet)
+        from bertfused.scoring import PairScore, score_pairs
+        from bertfused.translate import Translator
+
+        translator = Translator.load(
+            run, device=device, encoder=encoder, encoder_precision=encoder_precision
+        )
+        documents = translator.members[0].card.documents
+        pairs, structure = tee(read_scored(mode, source, target, documents))
+        sentences = ((s, t) for s, t in pairs if not isinstance(s, str))
+        scores = score_pairs(translator, sentences, batch_tokens=batch_tokens)
+        with progress("pairs", count_lines(source), quiet) as advance:
+            with open_output(output) as writer:
+                for line, _ in structure:
+                    own = PairScore(0.0, 0) if isinstance(line, str) else next(scores)
+                    writer.write_line(f"{own.log_prob:.6f}\t{own.tokens}")
+                    advance(1)
+        warn_of(translator.counts)
+
+    @app.command()
+    def evaluate(
+        run: Run,
+        source: Source,
+        reference: Annotated[Path, typer.Option("--reference", help="Reference file.")],
+        as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+        output: Annotated[
+            Path | None, typer.Option("--output", help="Write the translations here.")
+        ] = None,
+        beam_size: Annotated[int | None, typer.Option("--beam-size", min=1)] = None,
+        length_penalty: Annotated[float | None, typer.Option("--length-penalty")] = None,
+        lowercase: Annotated[
+            bool, typer.Option("--lowercase", help="Ignore case in BLEU and chrF.")
+        ] = False,
+        shuffle_encoder: Annotated[
+            bool,
+            typer.Option(
+                "--shuffle-encoder",
+                help="Also: nats a token lost with another sentence's encoder states.",
+            ),
+        ] = False,
+        batch_tokens: BatchTokens = 4096,
+        device: Device = "auto",
+        encoder: Encoder = None,
+        encoder_precision: EncoderPrecision = "fp32",
+        quiet: Quiet = False,
+    ) -> None:
+        """Translate a test set and print BLEU and chrF with signatures; d-BLEU for documents."""
+        log_to_stderr(quiet)
+        from bertfused.translate import Translator
+
+        translator = Translator.load(
+            run, device=device, encoder=encoder, encoder_precision=encoder_precision
+        )
+        search = search_options(
+            translator.search, beam_size=beam_size, length_penalty=length_penalty
+        )
+        documents = translator.members[0].card.documents
+        references = list(read_lines(reference))
+        with progress("lines", len(references), quiet) as advance:
+            hypotheses = []
+            for translation in translate_lines(
+                translator, mode.source_lines(source, documents), search, batch_tokens=batch_tokens
+            ):
+                hypotheses.append(translation if isinstance(translation, str) else translation.text)
+                advance(1)
+        if output is not None:
+            with open_output(output) as writer:
+                for line in hypotheses:
+                    writer.write_line(line)
+        results = evaluation(
+            hypotheses, references, mode.document_ids(source, documents), lowercase=lowercase
+        )
+        if shuffle_encoder:
+            results |= encoder_use(mode, translator, source, reference, batch_tokens)
+        typer.echo(json.dumps(results) if as_json else "\n".join(_readable(results)))
+        warn_of(translator.counts)
+
+
+def train_model(
+    mode: Mode,
+    recipe: Recipe,
+    data: Path,
+    out: Path,
+    *,
+    init: Path | None = None,
+    resume: bool = False,
+    device: str = "auto",
+    quiet: bool = False,
+) -> None:
+    """Train with a progress bar."""
+    from bertfused.data import DataFolder
+    from bertfused.fit import train_run
+
+    folder = DataFolder.open(data)
+    documents = folder.report.documents if folder.report is not None else None
+    with progress("steps", recipe.train.max_steps, quiet) as advance:
+        train_run(
+            recipe,
+            folder,
+            out,
+            lambda split: mode.dev_lines(split, documents),
+            init=init,
+            resume=resume,
+            device=device,
+            on_update=lambda state, update: advance(1),
+        )
+
+
+def search_options(search: SearchConfig, **options: Any) -> SearchConfig:
+    """Replace the settings that were given.
+
+    Raises:
+        UserError: If a value is out of range, or two exclude each other.
+    """
+    from bertfused.config import check_recipe
+
+    given = {key: value for key, value in options.items() if value is not None}
+    return check_recipe(search.model_dump() | given, SearchConfig, "search options")
+
+
+def with_prefixes(
+    lines: Iterable["SourceLine | str"], prefixes: Path
+) -> Iterator["SourceLine | str"]:
+    """Give each line the beginning that its translation must have; a blank one forces nothing."""
+    from dataclasses import replace
+
+    forced = read_lines(prefixes)
+    for number, line in enumerate(lines, start=1):
+        if (prefix := next(forced, None)) is None:
+            raise UserError(f"{prefixes} has {number - 1:,} lines, fewer than the input")
+        yield line if isinstance(line, str) else replace(line, prefix=prefix.strip() or None)
+    if next(forced, None) is not None:
+        raise UserError(f"{prefixes} has more lines than the input")
+
+
+def translate_lines(
+    translator: "Translator",
+    lines: Iterable["SourceLine | str"],
+    search: SearchConfig,
+    **options: Any,
+) -> Iterator["Translation | str"]:
+    """Translate the sentences among lines; the others come back as they are, in their places."""
+    sentences, structure = tee(lines)
+    translations = translator.translate(
+        (line for line in sentences if not isinstance(line, str)), search, **options
+    )
+    for line in structure:
+        yield line if isinstance(line, str) else next(translations)
+
+
+def format_translation(translation: "Translation | str", number: int, format: str) -> list[str]:
+    """Return the output lines of one input line.
+
+    "fairseq" is what its generate command prints, scores in base 2 included.
+    """
+    import math
+
+    if isinstance(translation, str):
+        return [json.dumps({"separator": translation}) if format == "jsonl" else translation]
+    if format == "plain":
+        return [own.text for own in translation.hypotheses]
+    if format == "jsonl":
+        hypotheses = [
+            {
+                "text": own.text,
+                "score": own.score,
+                "log_prob": own.log_prob,
+                "tokens": own.tokens,
+                "token_log_probs": own.token_log_probs,
+            }
+            for own in translation.hypotheses
+        ]
+        record = {"source": translation.source, "hypotheses": hypotheses}
+        return [json.dumps(record, ensure_ascii=False)]
+    lines = [f"S-{number}\t{translation.source}"]
+    for own in translation.hypotheses:
+        score = own.score / math.log(2)
+        positional = " ".join(f"{value / math.log(2):.4f}" for value in own.token_log_probs)
+        lines += [
+            f"H-{number}\t{score}\t{' '.join(own.tokens)}",
+            f"D-{number}\t{score}\t{own.text}",
+            f"P-{number}\t{positional}",
+        ]
+    return lines
+
+
+def read_scored(
+    mode: Mode, source: Path, target: Path, documents: Mapping[str, Any] | None
+) -> Iterator[tuple["SourceLine | str", str]]:
+    """Pair the lines of a source file with those of a target file.
+
+    Raises:
+        UserError: If they are not equally many.
+    """
+    targets = read_lines(target)
+    for number, line in enumerate(mode.source_lines(source, documents), start=1):
+        if (own := next(targets, None)) is None:
+            raise UserError(
+                f"{target} has {number - 1:,} lines but {source} has {count_lines(source):,}"
+            )
+        yield line, own
+    if next(targets, None) is not None:
+        raise UserError(
+            f"{target} has {count_lines(target):,} lines but {source} has {count_lines(source):,}"
+        )
+
+
+def evaluation(
+    hypotheses: list[str],
+    references: list[str],
+    documents: list[str] | None,
+    *,
+    lowercase: bool = False,
+) -> dict[str, Any]:
+    """Score translations: BLEU, chrF, and d-BLEU where there are documents."""
+    from bertfused import metrics
+
+    for warning in metrics.check_texts(hypotheses, references):
+        _logger.warning("%s", warning)
+    scores = {
+        "bleu": metrics.bleu(hypotheses, references, lowercase=lowercase),
+        "chrf": metrics.chrf(hypotheses, references, lowercase=lowercase),
+    }
+    if documents is not None:
+        scores["d-bleu"] = metrics.document_bleu(
+            hypotheses, references, documents, lowercase=lowercase
+        )
+    return {
+        key: {"value": score.value, "signature": score.signature, "text": str(score)}
+        for key, score in scores.items()
+    }
+
+
+def encoder_use(
+    mode: Mode, translator: "Translator", source: Path, reference: Path, batch_tokens: int
+) -> dict[str, Any]:
+    """Measure what another sentence's encoder states cost, in nats a reference token."""
+    from bertfused.scoring import score_pairs
+
+    if translator.members[0].encoder is None:
+        raise UserError("--shuffle-encoder needs a fused model")
+    documents = translator.members[0].card.documents
+    pairs = [
+        (line, target)
+        for line, target in read_scored(mode, source, reference, documents)
+        if not isinstance(line, str)
+    ]
+    means = []
+    for shuffle in (False, True):
+        scores = list(
+            score_pairs(translator, pairs, batch_tokens=batch_tokens, shuffle_encoder=shuffle)
+        )
+        means.append(-sum(s.log_prob for s in scores) / sum(s.tokens for s in scores))
+    return {"nll": means[0], "nll_shuffled": means[1], "encoder_use": means[1] - means[0]}
+
+
+def _readable(results: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in results.items():
+        yield value["text"] if isinstance(value, dict) else f"{key} = {value:.4f} nats a token"

@@ -1,0 +1,96 @@
+"""What all commands share: messages on stderr, progress bars on a terminal, exit codes."""
+
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from bertfused import __version__
+from bertfused.errors import UserError
+
+_logger = logging.getLogger(__name__)
+
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing on stderr but warnings.")]
+
+
+def make_app(name: str, description: str) -> typer.Typer:
+    """Make a command with subcommands and ``--version``."""
+    app = typer.Typer(
+        name=name,
+        help=description,
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+    def show_version(wanted: bool) -> None:
+        if wanted:
+            typer.echo(f"{name} {__version__}")
+            raise typer.Exit
+
+    @app.callback()
+    def options(
+        version: Annotated[
+            bool,
+            typer.Option("--version", callback=show_version, is_eager=True, help="Show version."),
+        ] = False,
+    ) -> None:
+        pass
+
+    return app
+
+
+def run_app(app: typer.Typer) -> None:
+    """Run a command; a user's mistake is one sentence and exit status 2."""
+    try:
+        app()
+    except UserError as error:
+        print(f"{app.info.name}: error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except BrokenPipeError:
+        # The reader of our output has gone, as with `| head`.
+        sys.stderr.close()
+        sys.exit(141)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def log_to_stderr(quiet: bool) -> None:
+    """Print the log on stderr, only warnings if ``quiet``."""
+    package = logging.getLogger()
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    package.handlers[:] = [handler]
+    for name in ("bertfused", "docnmt"):
+        logging.getLogger(name).setLevel(logging.WARNING if quiet else logging.INFO)
+
+
+@contextmanager
+def progress(what: str, total: float | None, quiet: bool) -> Iterator[Callable[[float], None]]:
+    """Show a bar on stderr if that is a terminal; yields what to call with each bit done."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda done: None
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:,.0f}" + (f"/{total:,.0f}" if total else "")),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda done: bar.advance(task, done)
+
+
+def warn_of(counts: dict[str, int]) -> None:
+    """Report what had to be cut or changed, one line for each reason."""
+    for reason, count in counts.items():
+        if count:
+            _logger.warning("%s: %s", reason, f"{count:,}")

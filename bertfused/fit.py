@@ -1,0 +1,389 @@
+"""Train a model from a recipe: what is built, what happens at intervals, what is left behind."""
+
+import json
+import logging
+import math
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from bertfused import __version__
+from bertfused.batch import Example
+from bertfused.checkpoint import (
+    WEIGHTS,
+    ModelCard,
+    WarmStart,
+    encoder_card,
+    hash_text_files,
+    model_folder,
+    open_encoder,
+    warm_start,
+)
+from bertfused.config import Recipe
+from bertfused.data import DataFolder, Split
+from bertfused.errors import UserError
+from bertfused.features import FeatureCache, open_cache
+from bertfused.metrics import Score, bleu
+from bertfused.model import FusedTransformer
+from bertfused.pretrained import PretrainedEncoder
+from bertfused.run import RunFolder, log_to, processes, save_evaluated
+from bertfused.text import read_lines, replace_file, sha256_file
+from bertfused.training import (
+    LossModule,
+    Trainer,
+    TrainState,
+    Update,
+    choose_precision,
+    train,
+)
+from bertfused.translate import Member, SourceLine, Translator, choose_device
+
+_logger = logging.getLogger(__name__)
+
+_CPU = torch.device("cpu")
+
+
+class Examples:
+    """A split as the training loop reads it, with cached encoder states where they exist."""
+
+    def __init__(self, split: Split, cache: FeatureCache | None) -> None:
+        self._split = split
+        self._cache = cache
+        self.lengths: Sequence[NDArray[np.integer[Any]]] = split.lengths
+
+    def __len__(self) -> int:
+        return len(self._split)
+
+    def __getitem__(self, i: int) -> Example:
+        split = self._split
+        return Example(
+            split.source[i],
+            split.target[i],
+            None if split.bert is None else split.bert[i],
+            None if self._cache is None else self._cache[i],
+        )
+
+
+@dataclass(frozen=True)
+class Validation:
+    """The dev set under the weights that would be kept: nats a token, and BLEU if asked for."""
+
+    loss: float
+    nll: float
+    bleu: Score | None
+
+    def value(self, select: str) -> float:
+        """Return what the best model is best in; higher is better."""
+        return self.bleu.value if select == "bleu" and self.bleu is not None else -self.nll
+
+
+def train_run(
+    recipe: Recipe,
+    data: DataFolder,
+    out: Path,
+    dev_lines: Callable[[Split], Iterable[SourceLine]],
+    *,
+    init: Path | None = None,
+    resume: bool = False,
+    device: str = "auto",
+    on_update: Callable[[TrainState, Update], None] = lambda state, update: None,
+) -> TrainState:
+    """Train a model: the whole of ``bertfused train``.
+
+    Args:
+        dev_lines: Gives the dev set's source lines, with their contexts if there are any.
+        init: RUN whose weights to start from.
+        resume: Go on from the newest checkpoint in ``out``.
+        on_update: Called after every update, for a progress bar.
+
+    Raises:
+        UserError: If data, recipe and warm start do not fit together.
+    """
+    with processes() as (is_first, place):
+        run = RunFolder(out, is_first=is_first)
+        facts = _facts(data, init)
+        if resume and (out / "config.toml").exists():
+            run.check_config(recipe, facts)
+        else:
+            run.create(recipe, facts)
+        with log_to(out / "log.txt" if is_first else None):
+            session = Session(recipe, data, run, dev_lines, init, place or choose_device(device))
+            state = run.resume(session.trainer) if resume else TrainState()
+            session.go(state, on_update)
+            return state
+
+
+def build_trainer(
+    recipe: Recipe, data: DataFolder, init: Path | None = None, device: torch.device = _CPU
+) -> tuple[Trainer, ModelCard, WarmStart | None]:
+    """Build model, pretrained encoder and optimiser as a recipe asks, for a DATA folder."""
+    torch.manual_seed(recipe.train.seed)
+    fusion = recipe.fusion
+    encoder = None if fusion is None else open_encoder(fusion)
+    card = _card(recipe, data, encoder)
+    model = build(card)
+    start = None if init is None else warm_start(model, init, fusion)
+    module = LossModule(
+        model,
+        encoder,
+        label_smoothing=recipe.optim.label_smoothing,
+        mask_special=fusion is not None and fusion.mask_special,
+    ).to(device)
+    trainer = Trainer(
+        module,
+        recipe.optim,
+        recipe.train,
+        drop_net=(fusion.drop_net, fusion.drop_net_warmup_steps) if fusion else (0.0, 0),
+        fresh=start.fresh if start is not None else (),
+        device=device,
+        precision=choose_precision(recipe.train.precision, device),
+    )
+    return trainer, card, start
+
+
+class Session:
+    """One call of ``train_run``: what is built from the recipe, and what happens at intervals."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        data: DataFolder,
+        run: RunFolder,
+        dev_lines: Callable[[Split], Iterable[SourceLine]],
+        init: Path | None,
+        device: torch.device,
+    ) -> None:
+        self.recipe, self.data, self.run = recipe, data, run
+        self.trainer, self.card, self.start = build_trainer(recipe, data, init, device)
+        if self.start is not None:
+            _logger.info("warm start from %s: %s", init, self.start)
+        model, encoder = self.trainer.module.model, self.trainer.module.encoder
+        self.train_examples = examples(data, "train", encoder)
+        self.dev_examples = examples(data, "dev", encoder)
+        dev = data.split("dev")
+        self.dev_lines = list(dev_lines(dev)) if recipe.train.validate_bleu else []
+        self.dev_references = list(read_lines(dev.target_text)) if self.dev_lines else []
+        self.translator = Translator(
+            [Member(self.card, model, *data.tokenizers(), encoder)], device
+        )
+        self.values: dict[int, float] = {}
+        self.window: list[tuple[Update, float]] = []
+
+    def go(self, state: TrainState, on_update: Callable[[TrainState, Update], None]) -> None:
+        """Train, validating before the first update of a warm start too."""
+        if self.start is not None and state.step == 0:
+            self._report(state, self.validate())
+
+        def log(state: TrainState, update: Update, seconds: float) -> None:
+            self._log(state, update, seconds)
+            on_update(state, update)
+
+        train(self.trainer, self.train_examples, state, log=log, checkpoint=self.checkpoint)
+        self._finish(state)
+
+    def _log(self, state: TrainState, update: Update, seconds: float) -> None:
+        if not update.is_finite:
+            _logger.warning("step %d left out: its loss or gradient is not finite", state.step)
+        self.window.append((update, seconds))
+        if state.step % self.recipe.train.log_every:
+            return
+        tokens = sum(own.tokens for own, _ in self.window)
+        nll = sum(own.nll * own.tokens for own, _ in self.window) / tokens
+        values = {
+            "epoch": state.place.epoch,
+            "nll": nll,
+            "perplexity": math.exp(min(nll, 50)),
+            "lr": update.lr,
+            "gradient_norm": update.norm,
+            "padding": sum(own.padding for own, _ in self.window) / len(self.window),
+            "tokens_per_second": tokens / sum(own for _, own in self.window),
+            "seconds": state.seconds,
+        }
+        self.window.clear()
+        self.run.log(state.step, values)
+
+    @torch.no_grad()
+    def validate(self) -> Validation:
+        """Evaluate the dev set as ``translate`` and ``evaluate`` would."""
+        with self.trainer.evaluation():
+            loss = self.trainer.mean_loss(self.dev_examples)
+            score = None
+            if self.dev_lines:
+                translations = self.translator.translate(self.dev_lines, self.recipe.search)
+                score = bleu([own.text for own in translations], self.dev_references)
+        return Validation(float(loss.total) / loss.tokens, float(loss.nll) / loss.tokens, score)
+
+    def checkpoint(self, state: TrainState) -> None:
+        """Validate, keep the best model, save; the first process decides for all."""
+        if self.run.is_first:
+            validation = self.validate()
+            value = validation.value(self.recipe.train.select)
+            if value > state.best:
+                state.best, state.best_step, state.stale = value, state.step, 0
+            else:
+                state.stale += 1
+            self._report(state, validation)
+            if state.best_step == state.step:
+                save_evaluated(self.run.path / "model", self.trainer, self.card, self.data.path)
+            self.values = self._known_values()
+            self.run.save(self.trainer, state, self.card, self.data.path, self._kept())
+        self.window.clear()  # a resumed run begins here, and must log the same means
+        if dist.is_initialized():
+            decided: list[Any] = [state.best, state.best_step, state.stale]
+            dist.broadcast_object_list(decided)
+            state.best, state.best_step, state.stale = decided
+
+    def _known_values(self) -> dict[int, float]:
+        """Return the selection metric of every checkpoint on disk, those of a resumed run too."""
+        logged = {}
+        if self.run.metrics.exists():
+            for line in read_lines(self.run.metrics):
+                record = json.loads(line)
+                if "valid_nll" in record:
+                    key = "valid_bleu" if self.recipe.train.select == "bleu" else "valid_nll"
+                    logged[record["step"]] = record[key] * (1 if key == "valid_bleu" else -1)
+        return logged
+
+    def _kept(self) -> set[int]:
+        steps = sorted({*self.run.checkpoints(), *list(self.values)[-1:]})
+        train = self.recipe.train
+        best = sorted(steps, key=lambda step: -self.values.get(step, -math.inf))[: train.keep_best]
+        return {*steps[-train.keep_last :], *best}
+
+    def _report(self, state: TrainState, validation: Validation) -> None:
+        values: dict[str, Any] = {
+            "valid_loss": validation.loss,
+            "valid_nll": validation.nll,
+            "valid_perplexity": math.exp(min(validation.nll, 50)),
+        }
+        line = f"step {state.step}: dev loss {validation.loss:.4f}, perplexity "
+        line += f"{values['valid_perplexity']:.2f}"
+        if validation.bleu is not None:
+            values |= {
+                "valid_bleu": validation.bleu.value,
+                "valid_signature": validation.bleu.signature,
+            }
+            line += f", BLEU {validation.bleu.value:.2f}"
+        if state.step and state.best_step == state.step:
+            line += ", the best so far"
+        _logger.info("%s", line)
+        self.run.log(state.step, values)
+
+    def _finish(self, state: TrainState) -> None:
+        if self.run.is_first:
+            with replace_file(self.run.path / "report.md") as handle:
+                handle.write(_report(self, state).encode())
+
+
+def _report(session: Session, state: TrainState) -> str:
+    """Write the end of a run as one page of Markdown."""
+    recipe, lines = session.recipe, [f"# {session.run.path.name}", ""]
+    size = sum(p.numel() for p in session.trainer.module.model.parameters())
+    lines += [
+        f"{recipe.data.source}-{recipe.data.target}, {size:,} parameters, "
+        + ("plain" if recipe.fusion is None else f"fused with {recipe.fusion.encoder}"),
+        "",
+        f"- {state.step:,} updates, {state.place.epoch} whole epochs, {state.seconds:,.0f} s in "
+        f"updates, {state.skipped} left out",
+        f"- best: step {state.best_step}, chosen by dev {recipe.train.select}",
+    ]
+    if session.start is not None:
+        lines += [f"- warm start: {line}" for line in str(session.start).splitlines()[:1]]
+    lines += ["", "| step | dev loss | dev perplexity | dev BLEU |", "|---|---|---|---|"]
+    signature = None
+    for line in read_lines(session.run.metrics):
+        record = json.loads(line)
+        if "valid_nll" in record:
+            bleu_cell = f"{record['valid_bleu']:.2f}" if "valid_bleu" in record else ""
+            signature = record.get("valid_signature", signature)
+            lines.append(
+                f"| {record['step']} | {record['valid_loss']:.4f} | "
+                f"{record['valid_perplexity']:.2f} | {bleu_cell} |"
+            )
+    return "\n".join([*lines, *(["", f"BLEU: {signature}"] if signature else []), ""])
+
+
+def build(card: ModelCard) -> FusedTransformer:
+    """Build the network of a card; what does not fit together is the user's to mend."""
+    try:
+        return card.build()
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+def examples(data: DataFolder, name: str, encoder: PretrainedEncoder | None) -> Examples:
+    """Open a split for training or validation, with its feature cache if there is one.
+
+    Raises:
+        UserError: If the encoder's ids are missing or were made by another tokenizer.
+    """
+    split = data.split(name)
+    if encoder is None:
+        return Examples(replace(split, bert=None), None)
+    if split.bert is None:
+        raise UserError(
+            f"{data.path} holds no ids for a pretrained encoder; prepare it with a [fusion] section"
+        )
+    made_with = data.report.encoder if data.report is not None else None
+    if made_with is not None and made_with.fingerprint != encoder.wordpieces.fingerprint:
+        raise UserError(
+            f"{data.path} was prepared for the encoder {made_with.name}, whose tokenizer is not "
+            f"that of {encoder.name}"
+        )
+    cache = None if encoder.finetune else open_cache(data.path, encoder, split.prefix.name)
+    if cache is not None and len(cache) != len(split):
+        raise UserError(
+            f"the feature cache of {split.prefix} has {len(cache):,} examples, not {len(split):,}"
+        )
+    return Examples(split, cache)
+
+
+def _card(recipe: Recipe, data: DataFolder, encoder: PretrainedEncoder | None) -> ModelCard:
+    source, target = data.languages
+    source_size, target_size = (len(own.vocabulary) for own in data.tokenizers())
+    return ModelCard(
+        source=source,
+        target=target,
+        source_size=source_size,
+        target_size=target_size,
+        model=recipe.model,
+        fusion=recipe.fusion,
+        encoder=None if encoder is None else encoder_card(encoder),
+        search=recipe.search,
+        documents=None if data.report is None else data.report.documents,
+        text_files=hash_text_files(data.path),
+    )
+
+
+def _facts(data: DataFolder, init: Path | None) -> dict[str, Any]:
+    """Collect what a run's numbers depend on besides its recipe."""
+    report = data.path / "data.toml"
+    return {
+        "data": str(data.path.resolve()),
+        "data_sha256": sha256_file(report) if report.exists() else None,
+        "init": None if init is None else str(init.resolve()),
+        "init_sha256": None if init is None else sha256_file(model_folder(init) / WEIGHTS),
+        "code": {"version": __version__, "commit": _commit()},
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "command": sys.argv[1:],
+    }
+
+
+def _commit() -> str | None:
+    """Return the commit of the code, with a "+" if it was changed since; None outside git."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return found.stdout.strip()

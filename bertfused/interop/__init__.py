@@ -1,0 +1,1 @@
+"""Other people's formats; nothing else in the package knows them."""

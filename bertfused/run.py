@@ -1,0 +1,263 @@
+"""The run folder: what a training writes, resumes from, and is made into at the end.
+
+::
+
+    RUN/config.toml          the resolved recipe
+    RUN/run.json             data, start, versions: what else the numbers depend on
+    RUN/model/               the best model so far; all that translate needs
+    RUN/checkpoints/step-N/  a model folder plus the state of training
+    RUN/metrics.jsonl        every logged value        RUN/tensorboard/   the same, to look at
+    RUN/log.txt              what was printed          RUN/report.md      the end in one page
+"""
+
+import json
+import logging
+import math
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+import torch
+import torch.distributed as dist
+
+from bertfused.checkpoint import (
+    WEIGHTS,
+    ModelCard,
+    load_card,
+    model_tensors,
+    new_folder,
+    read_tensors,
+    save_model,
+    write_json,
+    write_tensors,
+)
+from bertfused.config import Recipe, RecipeT, load_recipe
+from bertfused.errors import UserError
+from bertfused.text import read_lines, replace_file
+from bertfused.training import Place, Trainer, TrainState
+
+_logger = logging.getLogger(__name__)
+
+# Changing these on --resume changes how long or how verbosely a run goes on, not what it computes.
+_MAY_CHANGE = re.compile(
+    r"train\.(max_steps|max_epochs|max_minutes|patience|log_every|keep_last|keep_best)|search\..*"
+)
+_TRAINING = "training.safetensors"
+_STATE = "training.json"
+
+
+class RunFolder:
+    """Files of one run. Only the first of several processes writes."""
+
+    def __init__(self, path: Path, *, is_first: bool = True) -> None:
+        self.path = path
+        self.is_first = is_first
+        self._board: Any = None
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    def checkpoints(self) -> dict[int, Path]:
+        """Return the complete checkpoints by step, oldest first."""
+        folder = self.path / "checkpoints"
+        found = folder.glob("step-*") if folder.is_dir() else []
+        steps = {
+            int(path.name[5:]): path
+            for path in found
+            if path.name[5:].isdigit() and (path / _STATE).is_file()
+        }
+        return dict(sorted(steps.items()))
+
+    def create(self, recipe: Recipe, facts: dict[str, Any]) -> None:
+        """Start a run folder.
+
+        Raises:
+            UserError: If there is a run already.
+        """
+        if (self.path / "config.toml").exists():
+            raise UserError(f"{self.path} already holds a run; continue it with --resume")
+        if not self.is_first:
+            return
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_json(self.path / "run.json", facts)
+        self.write_config(recipe)
+
+    def write_config(self, recipe: Recipe) -> None:
+        """Write the resolved recipe."""
+        with replace_file(self.path / "config.toml") as handle:
+            handle.write(tomli_w.dumps(recipe.model_dump(mode="json", exclude_none=True)).encode())
+
+    def check_config(self, recipe: Recipe, facts: dict[str, Any]) -> None:
+        """Refuse to resume with options that change what is computed; say which others changed.
+
+        Raises:
+            UserError: Naming the first such option.
+        """
+        before = read_config(self.path, type(recipe))
+        old, new = _flat(before.model_dump(mode="json")), _flat(recipe.model_dump(mode="json"))
+        for key in sorted(old.keys() | new.keys()):
+            if old.get(key) == new.get(key) or key.startswith("data."):
+                continue
+            is_steps = key == "train.max_steps" and recipe.optim.schedule == "linear"
+            if is_steps or not _MAY_CHANGE.fullmatch(key):
+                raise UserError(
+                    f"cannot resume {self.path}: {key} was {old.get(key)!r} and is {new.get(key)!r}"
+                )
+            _logger.warning("resuming with %s = %r (was %r)", key, new.get(key), old.get(key))
+        known = json.loads((self.path / "run.json").read_text())
+        if known["data_sha256"] != facts["data_sha256"]:
+            raise UserError(f"cannot resume {self.path}: it was trained on other data")
+
+    def forget_after(self, step: int) -> None:
+        """Drop the metrics logged after a step: they will be logged again."""
+        if self.is_first and self.metrics.exists():
+            kept = [line for line in read_lines(self.metrics) if json.loads(line)["step"] <= step]
+            with replace_file(self.metrics) as handle:
+                handle.write("".join(line + "\n" for line in kept).encode())
+
+    def log(self, step: int, values: dict[str, Any]) -> None:
+        """Append values to metrics.jsonl, and the numbers among them to TensorBoard."""
+        if not self.is_first:
+            return
+        with self.metrics.open("a", encoding="utf-8") as handle:
+            handle.write(json.dumps({"step": step} | values) + "\n")
+        board = self._tensorboard(step)
+        for key, value in values.items():
+            if board is not None and isinstance(value, float | int):
+                board.add_scalar(key, value, step)
+
+    def _tensorboard(self, step: int) -> Any:
+        if self._board is None:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError:
+                self._board = False
+            else:
+                self._board = SummaryWriter(str(self.path / "tensorboard"), purge_step=step)
+        return self._board or None
+
+    def save(
+        self,
+        trainer: Trainer,
+        state: TrainState,
+        card: ModelCard,
+        text_folder: Path,
+        keep: set[int],
+    ) -> None:
+        """Write a checkpoint, and drop those that are not to be kept."""
+        if not self.is_first:
+            return
+        with new_folder(self.path / "checkpoints" / f"step-{state.step}") as folder:
+            save_evaluated(folder, trainer, card, text_folder)
+            write_tensors(folder / _TRAINING, trainer.state_tensors())
+            write_json(folder / _STATE, asdict(state))
+        for step, path in self.checkpoints().items():
+            if step not in keep | {state.step}:
+                shutil.rmtree(path)
+
+    def resume(self, trainer: Trainer) -> TrainState:
+        """Restore the newest checkpoint; a run killed before its first one starts again."""
+        newest = list(self.checkpoints().items())[-1:]
+        for step, folder in newest:
+            trainer.load_state_tensors(read_tensors(folder / _TRAINING))
+            values = json.loads((folder / _STATE).read_text())
+            state = TrainState(**values | {"place": Place(**values["place"])})
+            _logger.info("resuming after step %d", step)
+            self.forget_after(step)
+            return state
+        self.forget_after(-1)
+        return TrainState()
+
+
+def save_evaluated(folder: Path, trainer: Trainer, card: ModelCard, text_folder: Path) -> None:
+    """Write a model folder with the weights that evaluation uses."""
+    with trainer.evaluation():
+        tensors = model_tensors(trainer.module.model)
+        save_model(folder, card, tensors, text_folder, trainer.module.encoder)
+
+
+def read_config(run: Path, schema: type[RecipeT]) -> RecipeT:
+    """Read the resolved recipe of a run."""
+    return load_recipe(run / "config.toml", schema)
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+@contextmanager
+def processes() -> Iterator[tuple[bool, torch.device | None]]:
+    """Join the other processes when started by torchrun.
+
+    Yields whether this is the first process, and the device that is this process's own.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield True, None
+        return
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield dist.get_rank() == 0, device
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def log_to(path: Path | None) -> Iterator[None]:
+    """Copy the package's log to a file as well."""
+    if path is None:
+        yield
+        return
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    package = logging.getLogger(__name__.partition(".")[0])
+    package.addHandler(handler)
+    try:
+        yield
+    finally:
+        package.removeHandler(handler)
+        handler.close()
+
+
+def average(run: Path, *, last: int | None, best: int | None, out: Path) -> list[int]:
+    """Average the weights of some checkpoints of a run into a new RUN; return their steps.
+
+    Raises:
+        UserError: If the run has fewer checkpoints.
+    """
+    folder = RunFolder(run)
+    found = folder.checkpoints()
+    wanted = last or best or 0
+    if len(found) < wanted or wanted < 1:
+        raise UserError(f"{run} has {len(found)} checkpoints, not {wanted} (see train.keep_last)")
+    steps = list(found)[-wanted:]
+    if best is not None:
+        values = {}
+        for line in read_lines(folder.metrics):
+            record = json.loads(line)
+            if "valid_nll" in record:
+                values[record["step"]] = record["valid_nll"]
+        steps = sorted(found, key=lambda step: values.get(step, math.inf))[:wanted]
+    total = read_tensors(found[steps[0]] / WEIGHTS)
+    for step in steps[1:]:
+        for name, tensor in read_tensors(found[step] / WEIGHTS).items():
+            total[name] += tensor
+    mean = {name: tensor / len(steps) for name, tensor in total.items()}
+    save_model(out / "model", load_card(found[steps[0]]), mean, found[steps[0]])
+    return sorted(steps)

@@ -1,0 +1,92 @@
+"""Score given translations: the log-probability a model gives to each."""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+import numpy as np
+import torch
+
+from bertfused.batch import Example, token_batches
+from bertfused.translate import Member, SourceLine, Translator
+
+_WINDOW = 4096
+
+
+@dataclass(frozen=True)
+class PairScore:
+    """The natural-log probability of a target, EOS included, and its number of tokens."""
+
+    log_prob: float
+    tokens: int
+
+
+def score_pairs(
+    translator: Translator,
+    pairs: Iterable[tuple[SourceLine, str]],
+    *,
+    batch_tokens: int = 4096,
+    shuffle_encoder: bool = False,
+) -> Iterator[PairScore]:
+    """Score targets given their sources, in order.
+
+    The sum is the one the search finds for the same tokens. An ensemble averages probabilities.
+
+    Args:
+        shuffle_encoder: Give every sentence the pretrained encoder's input of another one: a
+            model that uses it must lose by that.
+    """
+    iterator = iter(pairs)
+    while window := list(islice(iterator, _WINDOW)):
+        yield from _window(translator, window, batch_tokens, shuffle_encoder)
+
+
+def _window(
+    translator: Translator,
+    pairs: Sequence[tuple[SourceLine, str]],
+    batch_tokens: int,
+    shuffle_encoder: bool,
+) -> list[PairScore]:
+    sources = [source for source, _ in pairs]
+    targets = [target for _, target in pairs]
+    examples = []
+    for member in translator.members:
+        own = _with_targets(member, member.examples(sources, translator.counts), targets)
+        if shuffle_encoder:
+            others = own[1:] + own[:1]
+            own = [replace(e, bert=o.bert) for e, o in zip(own, others, strict=True)]
+        examples.append(own)
+    lengths = [
+        np.array([len(e.target or ()) for e in examples[0]], dtype=np.int64),
+        np.array([len(e.source) for e in examples[0]], dtype=np.int64),
+    ]
+    scores = [PairScore(0.0, 0)] * len(pairs)
+    for batch in token_batches(lengths, batch_tokens):
+        for i, score in zip(
+            batch, _score(translator, [[e[i] for i in batch] for e in examples]), strict=True
+        ):
+            scores[i] = score
+    return scores
+
+
+def _with_targets(
+    member: Member, examples: Sequence[Example], targets: Sequence[str]
+) -> list[Example]:
+    eos = member.target.vocabulary.eos
+    ids = member.target.encode_batch(targets)
+    return [replace(e, target=[*own, eos]) for e, own in zip(examples, ids, strict=True)]
+
+
+@torch.inference_mode()
+def _score(translator: Translator, examples: list[list[Example]]) -> list[PairScore]:
+    own_log_probs, mask = [], torch.ones(())
+    for member, own in zip(translator.members, examples, strict=True):
+        batch = member.batch(own, translator.device)
+        assert batch.target is not None and batch.target_mask is not None
+        log_probs = member.model(batch).float().log_softmax(-1)
+        own_log_probs.append(log_probs.gather(2, batch.target[:, :, None]).squeeze(2))
+        mask = batch.target_mask  # the same for all: they share the target vocabulary
+    average = torch.stack(own_log_probs).logsumexp(0) - math.log(len(own_log_probs))
+    sums, tokens = average.double().mul(mask).sum(1).tolist(), mask.sum(1).tolist()
+    return [PairScore(total, count) for total, count in zip(sums, tokens, strict=True)]

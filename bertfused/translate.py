@@ -1,0 +1,374 @@
+"""Translate lines: the same text for a line in any batch, in any order, one output per input."""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+
+from bertfused.batch import Batch, BertIds, Example, collate, token_batches
+from bertfused.checkpoint import ModelCard, TrainedModel, load_model
+from bertfused.config import SearchConfig
+from bertfused.errors import UserError
+from bertfused.model import DecoderState, FusedTransformer
+from bertfused.pretrained import PretrainedEncoder
+from bertfused.search import (
+    Decoder,
+    Ensemble,
+    Hypothesis,
+    beam_search,
+    line_seeds,
+    longest,
+    sample,
+)
+from bertfused.subwords import Tokenizer
+
+Long = Literal["truncate", "split", "error"]
+
+# Lines looked at together to be sorted by length; the bound on memory.
+_WINDOW = 4096
+# Sampling streams kept apart within a line that is split.
+_PARTS = 1 << 16
+
+
+@dataclass(frozen=True)
+class SourceLine:
+    """A line to translate, with the previous source sentences of its document, nearest last."""
+
+    text: str
+    context: tuple[str, ...] | None = None
+    prefix: str | None = None
+
+
+@dataclass(frozen=True)
+class Translated:
+    """One translation of a line.
+
+    Attributes:
+        score: Length-normalised log-probability, in nats.
+        log_prob: Sum over its tokens, EOS included.
+        tokens: The subwords, EOS excluded.
+        token_log_probs: One for each token and for EOS.
+    """
+
+    text: str
+    score: float
+    log_prob: float
+    tokens: tuple[str, ...]
+    token_log_probs: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Translation:
+    """A line and its translations, best first."""
+
+    source: str
+    hypotheses: tuple[Translated, ...]
+
+    @property
+    def text(self) -> str:
+        """The best translation."""
+        return self.hypotheses[0].text
+
+
+@dataclass
+class Member:
+    """One model of an ensemble with what it needs to read text."""
+
+    card: ModelCard
+    model: FusedTransformer
+    source: Tokenizer
+    target: Tokenizer
+    encoder: PretrainedEncoder | None
+
+    @staticmethod
+    def of(trained: TrainedModel, encoder: str | None = None) -> "Member":
+        return Member(
+            trained.card,
+            trained.model,
+            trained.source_tokenizer,
+            trained.target_tokenizer,
+            trained.load_encoder(encoder),
+        )
+
+    def examples(self, lines: Sequence[SourceLine], counts: Counter[str]) -> list[Example]:
+        """Make the ids of lines, without targets."""
+        eos = self.source.vocabulary.eos
+        sources = self.source.encode_batch([line.text for line in lines])
+        examples = []
+        for line, ids in zip(lines, sources, strict=True):
+            bert = None
+            if self.encoder is not None:
+                pieces = self.encoder.wordpieces.encode(line.text, line.context or ())
+                counts["context wordpieces cut"] += pieces.truncated
+                bert = pieces.ids
+            examples.append(Example(source=[*ids, eos], bert=bert))
+        return examples
+
+    def batch(self, examples: Sequence[Example], device: torch.device) -> Batch:
+        """Collate examples and attach the pretrained encoder's states."""
+        ids: BertIds | None = None if self.encoder is None else self.encoder.bert_ids
+        batch = collate(examples, ids).to(device)
+        if self.encoder is not None and self.card.fusion is not None:
+            batch = self.encoder.attach(batch, mask_special=self.card.fusion.mask_special)
+        return batch
+
+    def start(self, examples: Sequence[Example], device: torch.device) -> DecoderState:
+        """Encode a batch and return its decoder, ready for the first step."""
+        return DecoderState(self.model, self.model.encoder(self.batch(examples, device)))
+
+
+class Translator:
+    """Translates lines of text with one model, or with the average of several.
+
+    Example::
+
+        translator = Translator.load("runs/demo/fused")
+        for translation in translator.translate(["A man sleeps."]):
+            print(translation.text)
+    """
+
+    def __init__(self, members: Sequence[Member], device: torch.device) -> None:
+        self.members = list(members)
+        self.device = device
+        for member in self.members:
+            member.model.eval().to(device)
+            if member.encoder is not None:
+                member.encoder.to(device)
+            if member.target.vocabulary.sha256 != self.members[0].target.vocabulary.sha256:
+                raise UserError("the models of an ensemble must have one target vocabulary")
+        #: What had to be changed or cut, by reason.
+        self.counts: Counter[str] = Counter()
+
+    @staticmethod
+    def load(
+        run: str | Path,
+        *,
+        ensemble: Sequence[str | Path] = (),
+        device: str = "auto",
+        encoder: str | None = None,
+        encoder_precision: str = "fp32",
+    ) -> "Translator":
+        """Load a RUN, or several.
+
+        Args:
+            run: Run, checkpoint or model folder.
+            ensemble: More of them.
+            device: "auto", "cpu", "cuda", "cuda:1", ...
+            encoder: Another place of the pretrained encoder, if it has moved.
+            encoder_precision: "bf16" runs the pretrained encoder in bfloat16: faster, and a few
+                translations differ.
+        """
+        members = [Member.of(load_model(Path(path)), encoder) for path in (run, *ensemble)]
+        if encoder_precision == "bf16":
+            for member in members:
+                if member.encoder is not None:
+                    member.encoder.to(torch.bfloat16)
+        return Translator(members, choose_device(device))
+
+    @property
+    def search(self) -> SearchConfig:
+        """The search settings the model was trained to be used with."""
+        return self.members[0].card.search
+
+    def translate(
+        self,
+        lines: Iterable[str | SourceLine],
+        search: SearchConfig | None = None,
+        *,
+        nbest: int = 1,
+        batch_tokens: int = 4096,
+        long: Long = "split",
+        first_line: int = 0,
+    ) -> Iterator[Translation]:
+        """Translate lines, in order, reading only a window of them ahead.
+
+        An empty or blank line gives an empty translation without asking the model.
+
+        Args:
+            search: How to search; default: the model's own settings.
+            nbest: Translations of each line.
+            batch_tokens: Padded source tokens of a batch; it changes the speed only.
+            long: What happens to a line with more tokens than the model has positions for:
+                "split" translates pieces of it, "truncate" its beginning, "error" stops.
+            first_line: Number of the first line, from which its sampling stream is seeded.
+
+        Raises:
+            UserError: For a long line with ``long="error"``.
+        """
+        search = search or self.search
+        iterator, number = iter(lines), first_line
+        while window := list(islice(iterator, _WINDOW)):
+            given = [line if isinstance(line, SourceLine) else SourceLine(line) for line in window]
+            yield from self._window(given, number, search, nbest, batch_tokens, long)
+            number += len(window)
+
+    def _window(
+        self,
+        lines: list[SourceLine],
+        number: int,
+        search: SearchConfig,
+        nbest: int,
+        batch_tokens: int,
+        long: Long,
+    ) -> list[Translation]:
+        """Cut a window into pieces, translate them by length, and put the lines together again."""
+        pieces: list[_Piece] = []
+        for i, line in enumerate(lines):
+            if line.text.strip():
+                texts = self._fit(line.text, long, f"line {number + i + 1}")
+                pieces += [_Piece(i, part, replace(line, text=t)) for part, t in enumerate(texts)]
+        sources = [piece.source for piece in pieces]
+        examples = [member.examples(sources, self.counts) for member in self.members]
+        lengths = np.array([len(example.source) for example in examples[0]], dtype=np.int64)
+        by_line: list[list[tuple[Translated, ...]]] = [[] for _ in lines]
+        found: list[tuple[Translated, ...]] = [()] * len(pieces)
+        for batch in token_batches([lengths], batch_tokens)[::-1]:
+            hypotheses = self._batch(
+                [[own[i] for i in batch] for own in examples],
+                [pieces[i].source.prefix for i in batch],
+                search,
+                nbest,
+                line_seeds(
+                    search.seed,
+                    [(number + pieces[i].line) * _PARTS + pieces[i].part for i in batch],
+                ),
+            )
+            for i, nbest_list in zip(batch, hypotheses, strict=True):
+                found[i] = tuple(map(self._translated, nbest_list))
+        for piece, translated in zip(pieces, found, strict=True):
+            by_line[piece.line].append(translated)
+        return [
+            Translation(line.text, _join(parts, nbest))
+            for line, parts in zip(lines, by_line, strict=True)
+        ]
+
+    def _fit(self, text: str, long: Long, where: str) -> list[str]:
+        """Return the text, or the pieces of it, that the model has positions for."""
+        limit = min(member.card.model.max_positions for member in self.members) - 1
+
+        def fits(part: str) -> bool:
+            # Every token has a character at least, but for bytes of rare ones: rarely encoded.
+            if 4 * len(part) < limit:
+                return True
+            return all(len(member.source.encode(part)) <= limit for member in self.members)
+
+        if fits(text):
+            return [text]
+        self.counts["long lines"] += 1
+        if long == "error":
+            raise UserError(f"{where} has more than the {limit} tokens the model can read")
+        parts = split_text(text, fits)
+        return parts if long == "split" else parts[:1]
+
+    @torch.inference_mode()
+    def _batch(
+        self,
+        examples: list[list[Example]],
+        prefixes: Sequence[str | None],
+        search: SearchConfig,
+        nbest: int,
+        seeds: list[int],
+    ) -> list[list[Hypothesis]]:
+        starts = [
+            member.start(own, self.device)
+            for member, own in zip(self.members, examples, strict=True)
+        ]
+        decoder: Decoder = starts[0]
+        if len(starts) > 1:
+            decoder = Ensemble(starts, search.temperature)
+            search = search.model_copy(update={"temperature": 1.0})
+        source_lengths = torch.tensor([len(e.source) for e in examples[0]], device=self.device)
+        positions = min(member.card.model.max_positions for member in self.members)
+        max_lengths = longest(search, source_lengths, positions)
+        forced = None
+        if any(prefix is not None for prefix in prefixes):
+            target = self.members[0].target
+            forced = [target.encode(prefix or "") for prefix in prefixes]
+        if search.sampling:
+            found = sample(
+                decoder, max_lengths, search, seeds=seeds, num_samples=nbest, prefixes=forced
+            )
+        else:
+            found = beam_search(decoder, max_lengths, search, nbest=nbest, prefixes=forced)
+        cut = sum(
+            len(own[0].ids) > limit for own, limit in zip(found, max_lengths.tolist(), strict=True)
+        )
+        if cut:
+            self.counts["translations ended by the maximum length"] += cut
+        return found
+
+    def _translated(self, hypothesis: Hypothesis) -> Translated:
+        target = self.members[0].target
+        return Translated(
+            target.decode(hypothesis.ids),
+            hypothesis.score,
+            math.fsum(hypothesis.token_log_probs),
+            tuple(target.vocabulary.symbols[id] for id in hypothesis.ids[:-1]),
+            tuple(hypothesis.token_log_probs),
+        )
+
+
+class _Piece(NamedTuple):
+    line: int
+    part: int
+    source: SourceLine
+
+
+def split_text(text: str, fits: Callable[[str], bool]) -> list[str]:
+    """Cut a text in two, again and again, until every part fits.
+
+    The cut is at the white space nearest to the middle, of those after a full stop if one is in
+    the middle half; text without white space is cut anywhere. Parts have no outer white space.
+
+    >>> split_text("One two. Three four five.", lambda part: len(part) <= 16)
+    ['One two.', 'Three four five.']
+    """
+    text = text.strip()
+    if len(text) < 2 or fits(text):
+        return [text]
+    middle = len(text) / 2
+    spaces = [match.start() for match in re.finditer(r"\s+", text)]
+    ends = [i for i in spaces if text[i - 1] in ".!?;:" and abs(i - middle) < middle / 2]
+    cut = min(ends or spaces or [round(middle)], key=lambda i: abs(i - middle))
+    return split_text(text[:cut], fits) + split_text(text[cut:], fits)
+
+
+def _join(parts: list[tuple[Translated, ...]], nbest: int) -> tuple[Translated, ...]:
+    """Join the i-th best translations of a line's parts; a blank line has an empty one."""
+    if len(parts) == 1:
+        return parts[0]
+    joined = []
+    for own in zip(*parts, strict=True) if parts else [()] * nbest:
+        log_probs = [log_prob for part in own for log_prob in part.token_log_probs]
+        total = math.fsum(log_probs)
+        joined.append(
+            Translated(
+                " ".join(part.text for part in own),
+                total / max(len(log_probs), 1),
+                total,
+                tuple(token for part in own for token in part.tokens),
+                tuple(log_probs),
+            )
+        )
+    return tuple(joined)
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device of that name; "auto" is the first accelerator there is, else the CPU."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(
+            f"device {name!r} cannot be used here: {str(error).splitlines()[0]}"
+        ) from error
+    return device
