@@ -121,7 +121,8 @@ def drop_closed_gates(state: State, gates: tuple[bool, ...], own_ratio: float) -
             for name in hidden:
                 del state[name]
             for kind in ("weight", "bias"):
-                state[f"{prefix}{own}.out_proj.{kind}"] *= own_ratio
+                name = f"{prefix}{own}.out_proj.{kind}"
+                state[name] = state[name] * own_ratio
 
 
 def take_tensors(
