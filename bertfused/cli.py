@@ -53,8 +53,8 @@ add_commands(
         corpora=_corpora,
         documents=lambda recipe: None,
         source_lines=_source_lines,
+        targets=lambda source, target, documents: read_lines(target),
         dev_lines=_dev_lines,
-        document_ids=lambda path, documents: None,
     ),
 )
 

@@ -5,7 +5,7 @@ A mode says how its text is read (``Mode``); the commands and their options are 
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import tee
 from pathlib import Path
@@ -36,16 +36,16 @@ class Mode:
         documents: What a DATA folder and a model must remember of the documents of a recipe.
         source_lines: Reads a file (or standard input) to translate; a ``str`` is a line that is
             no sentence, and stands in the output as it is. Takes what ``documents`` gave.
+        targets: Reads the target side of a source file, line for line. Takes the same.
         dev_lines: The source lines of a split, with their contexts. Takes the same.
-        document_ids: Gives each line of a source file its document, or None if there are none.
     """
 
     recipe: type[Recipe]
     corpora: Callable[[Recipe], Callable[[Corpus], Iterable["ParallelLine"]]]
     documents: Callable[[Recipe], Mapping[str, Any] | None]
     source_lines: Callable[[Path | None, Mapping[str, Any] | None], Iterator["SourceLine | str"]]
+    targets: Callable[[Path, Path, Mapping[str, Any] | None], Iterator[str]]
     dev_lines: Callable[["Split", Mapping[str, Any] | None], Iterator["SourceLine"]]
-    document_ids: Callable[[Path, Mapping[str, Any] | None], list[str] | None]
 
 
 RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE.toml", help="The recipe.")]
@@ -233,15 +233,15 @@ def add_commands(app: typer.Typer, mode: Mode) -> None:
             run, device=device, encoder=encoder, encoder_precision=encoder_precision
         )
         documents = translator.members[0].card.documents
-        pairs, structure = tee(read_scored(mode, source, target, documents))
+        pairs, structure = tee(read_pairs_of(mode, source, target, documents))
         sentences = ((s, t) for s, t in pairs if not isinstance(s, str))
         scores = score_pairs(translator, sentences, batch_tokens=batch_tokens)
-        with progress("pairs", count_lines(source), quiet) as advance:
-            with open_output(output) as writer:
-                for line, _ in structure:
-                    own = PairScore(0.0, 0) if isinstance(line, str) else next(scores)
-                    writer.write_line(f"{own.log_prob:.6f}\t{own.tokens}")
-                    advance(1)
+        total = count_lines(source)
+        with progress("pairs", total, quiet) as advance, open_output(output) as writer:
+            for line, _ in structure:
+                own = PairScore(0.0, 0) if isinstance(line, str) else next(scores)
+                writer.write_line(f"{own.log_prob:.6f}\t{own.tokens}")
+                advance(1)
         warn_of(translator.counts)
 
     @app.command()
@@ -282,21 +282,18 @@ def add_commands(app: typer.Typer, mode: Mode) -> None:
             translator.search, beam_size=beam_size, length_penalty=length_penalty
         )
         documents = translator.members[0].card.documents
-        references = list(read_lines(reference))
-        with progress("lines", len(references), quiet) as advance:
-            hypotheses = []
-            for translation in translate_lines(
-                translator, mode.source_lines(source, documents), search, batch_tokens=batch_tokens
-            ):
-                hypotheses.append(translation if isinstance(translation, str) else translation.text)
+        pairs = list(read_pairs_of(mode, source, reference, documents))
+        with progress("lines", len(pairs), quiet) as advance:
+            translations = []
+            lines = (line for line, _ in pairs)
+            for own in translate_lines(translator, lines, search, batch_tokens=batch_tokens):
+                translations.append(own)
                 advance(1)
         if output is not None:
             with open_output(output) as writer:
-                for line in hypotheses:
-                    writer.write_line(line)
-        results = evaluation(
-            hypotheses, references, mode.document_ids(source, documents), lowercase=lowercase
-        )
+                for own in translations:
+                    writer.write_line(own if isinstance(own, str) else own.text)
+        results = evaluation(translations, pairs, lowercase=lowercase)
         if shuffle_encoder:
             results |= encoder_use(mode, translator, source, reference, batch_tokens)
         typer.echo(json.dumps(results) if as_json else "\n".join(_readable(results)))
@@ -411,7 +408,7 @@ def format_translation(translation: "Translation | str", number: int, format: st
     return lines
 
 
-def read_scored(
+def read_pairs_of(
     mode: Mode, source: Path, target: Path, documents: Mapping[str, Any] | None
 ) -> Iterator[tuple["SourceLine | str", str]]:
     """Pair the lines of a source file with those of a target file.
@@ -419,7 +416,7 @@ def read_scored(
     Raises:
         UserError: If they are not equally many.
     """
-    targets = read_lines(target)
+    targets = mode.targets(source, target, documents)
     for number, line in enumerate(mode.source_lines(source, documents), start=1):
         if (own := next(targets, None)) is None:
             raise UserError(
@@ -433,24 +430,29 @@ def read_scored(
 
 
 def evaluation(
-    hypotheses: list[str],
-    references: list[str],
-    documents: list[str] | None,
+    translations: Sequence["Translation | str"],
+    pairs: Sequence[tuple["SourceLine | str", str]],
     *,
     lowercase: bool = False,
 ) -> dict[str, Any]:
     """Score translations: BLEU, chrF, and d-BLEU where there are documents."""
     from bertfused import metrics
 
+    hypotheses, references, documents = [], [], []
+    for own, (line, reference) in zip(translations, pairs, strict=True):
+        if not isinstance(own, str) and not isinstance(line, str):
+            hypotheses.append(own.text)
+            references.append(reference)
+            documents.append(line.document)
     for warning in metrics.check_texts(hypotheses, references):
         _logger.warning("%s", warning)
     scores = {
         "bleu": metrics.bleu(hypotheses, references, lowercase=lowercase),
         "chrf": metrics.chrf(hypotheses, references, lowercase=lowercase),
     }
-    if documents is not None:
+    if None not in documents:
         scores["d-bleu"] = metrics.document_bleu(
-            hypotheses, references, documents, lowercase=lowercase
+            hypotheses, references, [str(name) for name in documents], lowercase=lowercase
         )
     return {
         key: {"value": score.value, "signature": score.signature, "text": str(score)}
@@ -469,7 +471,7 @@ def encoder_use(
     documents = translator.members[0].card.documents
     pairs = [
         (line, target)
-        for line, target in read_scored(mode, source, reference, documents)
+        for line, target in read_pairs_of(mode, source, reference, documents)
         if not isinstance(line, str)
     ]
     means = []

@@ -269,11 +269,16 @@ class Recipe(Section):
 RecipeT = TypeVar("RecipeT", bound=Section)
 
 
-def load_recipe(path: Path, schema: type[RecipeT], overrides: Sequence[str] = ()) -> RecipeT:
+def load_recipe(
+    path: Path,
+    schema: type[RecipeT],
+    overrides: Sequence[str] = (),
+    folder: Path | None = None,
+) -> RecipeT:
     """Read and check a recipe.
 
     Args:
-        path: A TOML file; relative paths in it are relative to its folder.
+        path: A TOML file; relative paths in it are relative to its folder, or to ``folder``.
         schema: The recipe's model.
         overrides: ``"optim.lr=5e-4"``, values as in TOML, bare words as strings.
 
@@ -289,7 +294,7 @@ def load_recipe(path: Path, schema: type[RecipeT], overrides: Sequence[str] = ()
         raise UserError(f"{path} is not valid TOML: {error}") from error
     for override in overrides:
         _override(values, override)
-    return check_recipe(values, schema, str(path), folder=path.parent)
+    return check_recipe(values, schema, str(path), folder=folder or path.parent)
 
 
 def check_recipe(

@@ -39,10 +39,17 @@ _PARTS = 1 << 16
 
 @dataclass(frozen=True)
 class SourceLine:
-    """A line to translate, with the previous source sentences of its document, nearest last."""
+    """A line to translate.
+
+    Attributes:
+        context: Previous source sentences of its document, nearest last.
+        document: Name of the document.
+        prefix: What the translation must begin with.
+    """
 
     text: str
-    context: tuple[str, ...] | None = None
+    context: tuple[str, ...] = ()
+    document: str | None = None
     prefix: str | None = None
 
 
@@ -105,7 +112,7 @@ class Member:
         for line, ids in zip(lines, sources, strict=True):
             bert = None
             if self.encoder is not None:
-                pieces = self.encoder.wordpieces.encode(line.text, line.context or ())
+                pieces = self.encoder.wordpieces.encode(line.text, line.context)
                 counts["context wordpieces cut"] += pieces.truncated
                 bert = pieces.ids
             examples.append(Example(source=[*ids, eos], bert=bert))

@@ -1,0 +1,1 @@
+"""Document-level translation: the previous source sentences in the pretrained encoder's input."""

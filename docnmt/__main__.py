@@ -1,0 +1,5 @@
+"""``python -m docnmt``."""
+
+from docnmt.cli import main
+
+main()

@@ -1,0 +1,165 @@
+"""The ``docnmt`` command: the core's verbs on documents, and the demonstration."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import tee
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from bertfused.commands import Mode, add_commands
+from bertfused.config import Corpus, Recipe
+from bertfused.console import Quiet, log_to_stderr, make_app, run_app
+from bertfused.text import read_lines
+from docnmt.config import DocumentRecipe
+from docnmt.documents import (
+    Columns,
+    DocumentLine,
+    Format,
+    InputLine,
+    SeparatorLine,
+    contexts,
+    read_corpus,
+    read_input,
+)
+
+if TYPE_CHECKING:
+    from bertfused.data import Split
+    from bertfused.prepare import ParallelLine
+    from bertfused.translate import SourceLine
+
+# Formats whose files tell themselves apart from plain text by their suffix.
+_SUFFIXES: dict[str, tuple[str, ...]] = {
+    "tsv": (".tsv",),
+    "jsonl": (".jsonl",),
+    "wmt": (".xml", ".sgm", ".sgml"),
+}
+
+app = make_app("docnmt", "Document-level translation with a fused pretrained encoder.")
+
+
+def corpora(recipe: Recipe) -> Callable[[Corpus], Iterable["ParallelLine"]]:
+    """Give the reader of a recipe's corpora: sentences with their contexts and documents."""
+    documents = cast(DocumentRecipe, recipe).documents
+
+    def read(corpus: Corpus) -> Iterator["ParallelLine"]:
+        from bertfused.prepare import ParallelLine
+
+        lines, again = tee(
+            read_corpus(
+                corpus.source,
+                corpus.target,
+                format=documents.format,
+                columns=documents.columns,
+                docids=corpus.docids,
+            )
+        )
+        windows = contexts(again, documents.previous)
+        for line, window in zip(lines, windows, strict=True):
+            context = _padded(window, documents.previous)
+            yield ParallelLine(line.source, line.target or "", context, line.document)
+
+    return read
+
+
+def documents_of(recipe: Recipe) -> dict[str, Any]:
+    """Return what DATA and model must remember of [documents]."""
+    values = cast(DocumentRecipe, recipe).documents.model_dump(mode="json", exclude_none=True)
+    del values["segments"]  # the encoder's, and kept with it
+    return values
+
+
+def source_lines(
+    path: Path | None, documents: Mapping[str, Any] | None
+) -> Iterator["SourceLine | str"]:
+    """Read text to translate with its contexts; separators come as they are."""
+    format, options = _input_format(path, documents)
+    lines = read_input(path, format=format, **options)
+    return _with_contexts(lines, documents)
+
+
+def targets(source: Path, target: Path, documents: Mapping[str, Any] | None) -> Iterator[str]:
+    """Read the target side, one line for each line of the source."""
+    format, options = _input_format(target, documents)
+    if format not in _SUFFIXES:
+        return read_lines(target)
+    return (line.target or "" for line in read_corpus(source, target, format=format, **options))
+
+
+def dev_lines(split: "Split", documents: Mapping[str, Any] | None) -> Iterator["SourceLine"]:
+    """Read the source of a prepared split with its contexts."""
+    texts = read_lines(split.source_text)
+    docids = split.docids or []
+    lines = (DocumentLine(docid, text, None) for docid, text in zip(docids, texts, strict=True))
+    return (line for line in _with_contexts(lines, documents) if not isinstance(line, str))
+
+
+def _with_contexts(
+    lines: Iterable[InputLine], documents: Mapping[str, Any] | None
+) -> Iterator["SourceLine | str"]:
+    from bertfused.translate import SourceLine
+
+    previous = documents["previous"] if documents else 0
+    lines, again = tee(lines)
+    for line, window in zip(lines, contexts(again, previous), strict=True):
+        if isinstance(line, SeparatorLine):
+            yield line.text
+        else:
+            yield SourceLine(line.source, _padded(window, previous), document=line.document)
+
+
+def _padded(context: tuple[str, ...], previous: int) -> tuple[str, ...]:
+    """Give the first sentence of a document an empty context.
+
+    So the sentence to translate is in segment 1 everywhere.
+    """
+    return ("",) if previous and not context else context
+
+
+def _input_format(
+    path: Path | None, documents: Mapping[str, Any] | None
+) -> tuple[Format, dict[str, Any]]:
+    """Say how a file is read: as the recipe's corpora, if it looks like them, else as text.
+
+    Text has blank lines between documents.
+    """
+    format: Format = documents["format"] if documents else "blank"
+    if format in _SUFFIXES:
+        if path is None or path.suffix not in _SUFFIXES[format]:
+            return "blank", {}
+        columns = documents.get("columns") if documents else None
+        return format, {"columns": None if columns is None else Columns(**columns)}
+    if format == "docids":
+        docids = None if path is None else path.with_name(path.name + ".docids")
+        if docids is None or not docids.exists():
+            return "blank", {}
+        return format, {"docids": docids}
+    return format, {}
+
+
+MODE = Mode(
+    recipe=DocumentRecipe,
+    corpora=corpora,
+    documents=documents_of,
+    source_lines=source_lines,
+    targets=targets,
+    dev_lines=dev_lines,
+)
+add_commands(app, MODE)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option("--out", help="Folder of the runs.")] = Path("runs/demo"),
+    quiet: Quiet = False,
+) -> None:
+    """Show on a small corpus what document context is for; takes a few minutes."""
+    log_to_stderr(quiet)
+    from docnmt.demo import run_demo
+
+    run_demo(MODE, out, quiet=quiet)
+
+
+def main() -> None:
+    """Run the command."""
+    run_app(app)
