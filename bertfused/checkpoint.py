@@ -24,13 +24,13 @@ from torch import Tensor
 from bertfused import __version__
 from bertfused.config import FusionConfig, ModelConfig, SearchConfig, Section
 from bertfused.errors import UserError
-from bertfused.model import FusedTransformer, build_model
+from bertfused.model import EncoderAsPretrained, FusedTransformer, build_model
 from bertfused.pretrained import PretrainedEncoder
 from bertfused.subwords import Tokenizer, load_tokenizer
-from bertfused.text import replace_file, sha256_file
+from bertfused.text import make_folder, replace_file, sha256_file
+from bertfused.wordpieces import CARD, OwnWordpieces, Wordpieces, own_model_folder
 
 WEIGHTS = "model.safetensors"
-CARD = "model.json"
 FINETUNED = "encoder"
 
 
@@ -84,29 +84,38 @@ class TrainedModel:
         """Load the pretrained encoder this model was trained with; ``None`` for a plain one.
 
         Args:
-            override: Another place to find the same encoder.
+            override: Another place to find the same encoder; one that was fine-tuned is part of
+                the model and found nowhere else.
 
         Raises:
             UserError: If there it is not the same one.
         """
-        if self.card.fusion is None or self.card.encoder is None:
+        fusion, expected = self.card.fusion, self.card.encoder
+        if fusion is None or expected is None:
             return None
+        if not fusion.finetune:
+            return open_encoder(fusion, override or expected.name, expected)
         own = self.folder / FINETUNED
-        name = override or (str(own) if own.is_dir() else self.card.encoder.name)
-        return open_encoder(self.card.fusion, name, self.card.encoder)
+        if not own.is_dir():
+            raise UserError(f"{self.folder} lacks {FINETUNED}, the encoder trained with the model")
+        if isinstance(fusion.layer, int):  # it was saved without the layers above this one
+            fusion = fusion.model_copy(update={"layer": -1})
+        return open_encoder(fusion, str(own))
 
 
 def open_encoder(
     fusion: FusionConfig, name: str | None = None, expected: EncoderCard | None = None
 ) -> PretrainedEncoder:
     """Load a pretrained encoder as [fusion] asks, and check that it is the expected one."""
+    name = name or fusion.encoder
     encoder = PretrainedEncoder(
-        name or fusion.encoder,
+        name,
         fusion.layer,
         last_layers=fusion.last_layers,
         max_wordpieces=fusion.max_wordpieces,
         segments=fusion.segments,
         finetune=fusion.finetune,
+        own=_own_encoder(name, fusion.max_wordpieces),
     )
     if expected is not None:
         for what, ours, theirs in (
@@ -115,10 +124,21 @@ def open_encoder(
         ):
             if ours != theirs:
                 raise UserError(
-                    f"encoder {name or fusion.encoder} is not the one this model was trained with "
+                    f"encoder {name} is not the one this model was trained with "
                     f"({expected.name}): the {what} have sha256 {ours[:12]}, not {theirs[:12]}"
                 )
     return encoder
+
+
+def _own_encoder(
+    name: str, max_length: int | None
+) -> tuple[EncoderAsPretrained, Wordpieces] | None:
+    """Take the encoder of a RUN, if ``name`` is one."""
+    folder = own_model_folder(name)
+    if folder is None:
+        return None
+    wordpieces = OwnWordpieces(folder, max_length)
+    return EncoderAsPretrained(load_model(folder).model.encoder), wordpieces
 
 
 def encoder_card(encoder: PretrainedEncoder) -> EncoderCard:
@@ -185,13 +205,15 @@ def save_model(
         text_folder: Folder whose subword files and dictionaries belong to the model.
         encoder: The pretrained encoder, saved along if it was fine-tuned.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     for path in text_files(text_folder):
         if path.parent != folder:
-            shutil.copyfile(path, folder / path.name)
+            with replace_file(folder / path.name) as handle:
+                handle.write(path.read_bytes())
     write_card(folder, card)
     if encoder is not None and encoder.finetune:
-        encoder.save(folder / FINETUNED)
+        with new_folder(folder / FINETUNED) as own:
+            encoder.save(own)
     write_tensors(folder / WEIGHTS, tensors)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from bertfused.commands import Encoder, Mode, Out, Run, add_commands
+from bertfused.commands import Encoder, Lowercase, Mode, Out, Run, add_commands
 from bertfused.config import Recipe
 from bertfused.console import Quiet, log_to_stderr, make_app, progress, run_app
 from bertfused.errors import UserError
@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
-app = make_app("bertfused", "Translation with a frozen pretrained encoder in every layer.")
+app = make_app(
+    "bertfused",
+    "Translation with a frozen pretrained encoder in every layer: prepare text, train a plain NMT, "
+    "train the fused model from it, translate, evaluate.",
+)
 
 
 def _source_lines(
@@ -61,10 +65,17 @@ add_commands(
 
 @app.command()
 def compare(
-    systems: Annotated[list[Path], typer.Argument(metavar="HYP...", help="Baseline first.")],
-    reference: Annotated[Path, typer.Option("--reference", help="Reference file.")],
-    lowercase: Annotated[bool, typer.Option("--lowercase", help="Ignore case.")] = False,
-    resamples: Annotated[int, typer.Option("--resamples", min=2)] = 1000,
+    systems: Annotated[
+        list[Path],
+        typer.Argument(metavar="HYP...", help="Translations, line by line; the baseline first."),
+    ],
+    reference: Annotated[
+        Path, typer.Option("--reference", help="Human translations, detokenised, line by line.")
+    ],
+    lowercase: Lowercase = False,
+    resamples: Annotated[
+        int, typer.Option("--resamples", min=2, help="Bootstrap samples; p is at least 1 in these.")
+    ] = 1000,
     quiet: Quiet = False,
 ) -> None:
     """Compare translations: BLEU, chrF, and a paired bootstrap test against the first."""
@@ -84,10 +95,18 @@ def compare(
 
 @app.command()
 def average(
-    run: Run,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder with checkpoints.")],
     out: Out,
-    last: Annotated[int | None, typer.Option("--last", min=1, help="Newest checkpoints.")] = None,
-    best: Annotated[int | None, typer.Option("--best", min=1, help="Best on dev.")] = None,
+    last: Annotated[
+        int | None,
+        typer.Option(
+            "--last", min=1, help="This many of the newest; train.keep_last must be as many."
+        ),
+    ] = None,
+    best: Annotated[
+        int | None,
+        typer.Option("--best", min=1, help="This many of the best on dev; see train.keep_best."),
+    ] = None,
     quiet: Quiet = False,
 ) -> None:
     """Average the weights of checkpoints into a new RUN."""
@@ -102,13 +121,23 @@ def average(
 
 @app.command("cache-features")
 def cache_features(
-    data: Annotated[Path, typer.Argument(metavar="DATA", help="DATA folder with [fusion] ids.")],
-    encoder: Annotated[str, typer.Option("--encoder", help="As fusion.encoder.")],
-    layer: Annotated[str, typer.Option("--layer", help="As fusion.layer.")] = "-1",
-    last_layers: Annotated[int, typer.Option("--last-layers", min=1)] = 4,
-    dtype: Annotated[Literal["fp16", "fp32"], typer.Option("--dtype", help="On disk.")] = "fp16",
+    data: Annotated[
+        Path,
+        typer.Argument(metavar="DATA", help="DATA folder, prepared from a recipe with fusion."),
+    ],
+    encoder: Annotated[str, typer.Option("--encoder", help="As fusion.encoder of the recipe.")],
+    layer: Annotated[
+        str, typer.Option("--layer", help="As fusion.layer: a number, average or stochastic.")
+    ] = "-1",
+    last_layers: Annotated[
+        int, typer.Option("--last-layers", min=1, help="As fusion.last_layers.")
+    ] = 4,
+    dtype: Annotated[
+        Literal["fp16", "fp32"],
+        typer.Option("--dtype", help="Of the file: 2 or 4 bytes times encoder width a wordpiece."),
+    ] = "fp16",
     no_segments: Annotated[
-        bool, typer.Option("--no-segments", help="As segments = false.")
+        bool, typer.Option("--no-segments", help="As fusion.segments = false.")
     ] = False,
     quiet: Quiet = False,
 ) -> None:
@@ -176,13 +205,19 @@ app.add_typer(export_app, name="export")
 @import_app.command("fairseq")
 def import_fairseq(
     checkpoint: Annotated[Path, typer.Argument(metavar="CKPT", help="fairseq checkpoint.")],
-    source_dict: Annotated[Path, typer.Option("--source-dict", help="dict.<source>.txt")],
-    target_dict: Annotated[Path, typer.Option("--target-dict", help="dict.<target>.txt")],
+    source_dict: Annotated[
+        Path, typer.Option("--source-dict", help="Its dict.LANGUAGE.txt of the source.")
+    ],
+    target_dict: Annotated[
+        Path, typer.Option("--target-dict", help="Of the target; for a joined one its twin.")
+    ],
     out: Out,
     encoder: Encoder = None,
     codes: Annotated[
         Path | None,
-        typer.Option("--codes", help="subword-nmt codes; else text is split on spaces."),
+        typer.Option(
+            "--codes", help="Its subword-nmt codes; without them, give text that is split already."
+        ),
     ] = None,
     quiet: Quiet = False,
 ) -> None:

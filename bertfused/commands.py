@@ -48,26 +48,61 @@ class Mode:
     dev_lines: Callable[["Split", Mapping[str, Any] | None], Iterator["SourceLine"]]
 
 
-RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE.toml", help="The recipe.")]
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, or a checkpoint in one.")]
+SEARCH_PANEL = "Search (what is not given is as in the recipe of the run)"
+
+
+def search_option(key: str, *, min: int | None = None) -> Any:
+    """Make the option of a search setting, explained as the recipe explains it."""
+    return typer.Option(
+        f"--{key.replace('_', '-')}",
+        min=min,
+        help=SearchConfig.model_fields[key].description,
+        rich_help_panel=SEARCH_PANEL,
+    )
+
+
+RecipeFile = Annotated[
+    Path, typer.Argument(metavar="RECIPE.toml", help="All settings; see docs/training.md.")
+]
+Run = Annotated[
+    Path, typer.Argument(metavar="RUN", help="Run folder, or a checkpoint or model folder in one.")
+]
 Data = Annotated[Path, typer.Option("--data", help="DATA folder made by prepare.")]
 Out = Annotated[Path, typer.Option("--out", help="Folder to write.")]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. optim.lr=1e-3."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override a key of the recipe, e.g. optim.lr=1e-3; none takes it out; repeatable.",
+    ),
 ]
-Device = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, ... or auto.")]
+Device = Annotated[
+    str, typer.Option("--device", help="cpu, cuda, cuda:1, ...; auto: a GPU if there is one.")
+]
 Encoder = Annotated[
-    str | None, typer.Option("--encoder", help="Where the pretrained encoder is, if it moved.")
+    str | None,
+    typer.Option("--encoder", help="Folder or hub name of the pretrained encoder, if it moved."),
 ]
 EncoderPrecision = Annotated[
     Literal["fp32", "bf16"],
-    typer.Option("--encoder-precision", help="bf16 is faster; a few translations change."),
+    typer.Option(
+        "--encoder-precision",
+        help="Of the pretrained encoder; bf16 is faster, and a few translations change.",
+    ),
 ]
 BatchTokens = Annotated[
-    int, typer.Option("--batch-tokens", min=1, help="Padded source tokens a batch (speed only).")
+    int,
+    typer.Option(
+        "--batch-tokens",
+        min=1,
+        help="Source tokens of a batch, padding included; changes speed and memory only.",
+    ),
 ]
-Source = Annotated[Path, typer.Option("--source", help="Source file.")]
+Source = Annotated[
+    Path, typer.Option("--source", help="Source text, one sentence a line; .gz and .zst by suffix.")
+]
+Lowercase = Annotated[bool, typer.Option("--lowercase", help="Ignore case in BLEU and chrF.")]
 LongLines = Literal["truncate", "split", "error"]
 
 
@@ -78,7 +113,10 @@ def add_commands(app: typer.Typer, mode: Mode) -> None:
     def prepare(
         recipe: RecipeFile,
         out: Out,
-        force: Annotated[bool, typer.Option("--force", help="Replace what is there.")] = False,
+        force: Annotated[
+            bool,
+            typer.Option("--force", help="Make --out anew, complete or made from something else."),
+        ] = False,
         overrides: Set = None,
         quiet: Quiet = False,
     ) -> None:
@@ -104,10 +142,15 @@ def add_commands(app: typer.Typer, mode: Mode) -> None:
         data: Data,
         out: Out,
         init: Annotated[
-            Path | None, typer.Option("--init", help="RUN whose weights to start from.")
+            Path | None,
+            typer.Option("--init", help="RUN to take weights from, e.g. the plain NMT to fuse."),
         ] = None,
         resume: Annotated[
-            bool, typer.Option("--resume", help="Go on from the newest checkpoint in --out.")
+            bool,
+            typer.Option(
+                "--resume",
+                help="Go on from the newest checkpoint in --out; start if there is none.",
+            ),
         ] = False,
         overrides: Set = None,
         device: Device = "auto",
@@ -121,43 +164,69 @@ def add_commands(app: typer.Typer, mode: Mode) -> None:
     @app.command()
     def translate(
         run: Run,
-        input: Annotated[Path | None, typer.Option("--input", help="Default: stdin.")] = None,
-        output: Annotated[Path | None, typer.Option("--output", help="Default: stdout.")] = None,
-        beam_size: Annotated[int | None, typer.Option("--beam-size", min=1)] = None,
-        length_penalty: Annotated[float | None, typer.Option("--length-penalty")] = None,
-        nbest: Annotated[int, typer.Option("--nbest", min=1, help="Translations a line.")] = 1,
-        sampling: Annotated[
-            str | None, typer.Option("--sampling", help="full, topk:K or nucleus:P, not a beam.")
+        input: Annotated[
+            Path | None,
+            typer.Option("--input", show_default="stdin", help="Text to translate."),
         ] = None,
-        temperature: Annotated[float | None, typer.Option("--temperature")] = None,
-        seed: Annotated[int | None, typer.Option("--seed", help="Seed of sampling.")] = None,
+        output: Annotated[
+            Path | None,
+            typer.Option("--output", show_default="stdout", help="Its translations."),
+        ] = None,
+        beam_size: Annotated[int | None, search_option("beam_size", min=1)] = None,
+        length_penalty: Annotated[float | None, search_option("length_penalty")] = None,
+        nbest: Annotated[
+            int,
+            typer.Option(
+                "--nbest", min=1, help="Translations of each line, best first, on as many lines."
+            ),
+        ] = 1,
+        sampling: Annotated[str | None, search_option("sampling")] = None,
+        temperature: Annotated[float | None, search_option("temperature")] = None,
+        seed: Annotated[int | None, search_option("seed", min=0)] = None,
         batch_tokens: BatchTokens = 4096,
         format: Annotated[
-            Literal["plain", "jsonl", "fairseq"], typer.Option("--format", help="Of the output.")
+            Literal["plain", "jsonl", "fairseq"],
+            typer.Option(
+                "--format", help="Of the output; jsonl and fairseq have scores and tokens."
+            ),
         ] = "plain",
         long: Annotated[
-            LongLines, typer.Option("--long", help="Lines longer than the model can read.")
+            LongLines,
+            typer.Option(
+                "--long",
+                help="What to do with a line longer than model.max_positions: keep its beginning, "
+                "translate it in pieces, or stop.",
+            ),
         ] = "split",
         device: Device = "auto",
-        max_length_a: Annotated[float | None, typer.Option("--max-length-a")] = None,
-        max_length_b: Annotated[
-            int | None, typer.Option("--max-length-b", help="At most a * source + b tokens.")
-        ] = None,
-        min_length: Annotated[int | None, typer.Option("--min-length")] = None,
-        no_repeat_ngram: Annotated[int | None, typer.Option("--no-repeat-ngram")] = None,
+        max_length_a: Annotated[float | None, search_option("max_length_a")] = None,
+        max_length_b: Annotated[int | None, search_option("max_length_b", min=0)] = None,
+        min_length: Annotated[int | None, search_option("min_length", min=0)] = None,
+        no_repeat_ngram: Annotated[int | None, search_option("no_repeat_ngram", min=1)] = None,
         prefix: Annotated[
             Path | None,
-            typer.Option("--prefix", help="File of target beginnings, one a line of the input."),
+            typer.Option(
+                "--prefix",
+                help="File with the beginning each translation must have, line by line; a blank "
+                "line forces nothing.",
+            ),
         ] = None,
-        diverse_groups: Annotated[int | None, typer.Option("--diverse-groups")] = None,
-        diverse_strength: Annotated[float | None, typer.Option("--diverse-strength")] = None,
-        unk_penalty: Annotated[float | None, typer.Option("--unk-penalty")] = None,
+        diverse_groups: Annotated[int | None, search_option("diverse_groups", min=1)] = None,
+        diverse_strength: Annotated[float | None, search_option("diverse_strength")] = None,
+        unk_penalty: Annotated[float | None, search_option("unk_penalty")] = None,
         no_normalize: Annotated[
-            bool, typer.Option("--no-normalize", help="Do not divide scores by the length.")
+            bool,
+            typer.Option(
+                "--no-normalize",
+                help="Score = log-probability, whatever the length.",
+                rich_help_panel=SEARCH_PANEL,
+            ),
         ] = False,
         ensemble: Annotated[
             list[Path] | None,
-            typer.Option("--ensemble", help="One more RUN; may be given several times."),
+            typer.Option(
+                "--ensemble", help="One more RUN, whose probabilities are averaged in; repeatable."
+            ),
         ] = None,
         encoder: Encoder = None,
         encoder_precision: EncoderPrecision = "fp32",
@@ -216,8 +285,12 @@ def add_commands(app: typer.Typer, mode: Mode) -> None:
     def score(
         run: Run,
         source: Source,
-        target: Annotated[Path, typer.Option("--target", help="Its translations.")],
-        output: Annotated[Path | None, typer.Option("--output", help="Default: stdout.")] = None,
+        target: Annotated[
+            Path, typer.Option("--target", help="Its translations, line i of line i of the source.")
+        ],
+        output: Annotated[
+            Path | None, typer.Option("--output", show_default="stdout", help="The scores.")
+        ] = None,
         batch_tokens: BatchTokens = 4096,
         device: Device = "auto",
         encoder: Encoder = None,
@@ -248,21 +321,24 @@ def add_commands(app: typer.Typer, mode: Mode) -> None:
     def evaluate(
         run: Run,
         source: Source,
-        reference: Annotated[Path, typer.Option("--reference", help="Reference file.")],
-        as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-        output: Annotated[
-            Path | None, typer.Option("--output", help="Write the translations here.")
-        ] = None,
-        beam_size: Annotated[int | None, typer.Option("--beam-size", min=1)] = None,
-        length_penalty: Annotated[float | None, typer.Option("--length-penalty")] = None,
-        lowercase: Annotated[
-            bool, typer.Option("--lowercase", help="Ignore case in BLEU and chrF.")
+        reference: Annotated[
+            Path, typer.Option("--reference", help="Human translations, detokenised, line by line.")
+        ],
+        as_json: Annotated[
+            bool, typer.Option("--json", help="Print the scores and signatures as one JSON object.")
         ] = False,
+        output: Annotated[
+            Path | None, typer.Option("--output", help="File to write the translations to as well.")
+        ] = None,
+        beam_size: Annotated[int | None, search_option("beam_size", min=1)] = None,
+        length_penalty: Annotated[float | None, search_option("length_penalty")] = None,
+        lowercase: Lowercase = False,
         shuffle_encoder: Annotated[
             bool,
             typer.Option(
                 "--shuffle-encoder",
-                help="Also: nats a token lost with another sentence's encoder states.",
+                help="Also print how many nats a reference token costs more with another "
+                "sentence's encoder states: 0 means that the encoder is not used.",
             ),
         ] = False,
         batch_tokens: BatchTokens = 4096,

@@ -9,7 +9,7 @@ import re
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -18,6 +18,7 @@ from bertfused.errors import UserError
 Activation = Literal["relu", "gelu"]
 Order = Literal["parallel", "bert-first", "encoder-first"]
 Precision = Literal["auto", "fp32", "bf16"]
+Decay = Annotated[float, Field(ge=0, lt=1)]
 
 # What search.sampling may be.
 SAMPLING = r"full|topk:(?P<k>[1-9]\d*)|nucleus:(?P<p>0?\.\d*[1-9]\d*|1(\.0*)?)"
@@ -160,7 +161,7 @@ class FusionConfig(Section):
 
     @model_validator(mode="after")
     def _weights_make_sense(self) -> "FusionConfig":
-        if self.start == "function-preserving" and not self.branch_weights[0]:
+        if self.start == "function-preserving" and self.branch_weights[0] <= 0:
             raise ValueError("start = 'function-preserving' needs a positive own branch weight")
         if self.mixup and self.drop_net_warmup_steps:
             raise ValueError("drop_net_warmup_steps has no meaning with mixup")
@@ -176,7 +177,7 @@ class OptimConfig(Section):
     schedule: Literal["inverse_sqrt", "linear", "constant"] = Field(
         "inverse_sqrt", description="Decay after warm-up; 'linear' reaches 0 at train.max_steps."
     )
-    betas: tuple[float, float] = Field((0.9, 0.98), description="Adam's decay rates.")
+    betas: tuple[Decay, Decay] = Field((0.9, 0.98), description="Adam's decay rates.")
     eps: float = Field(1e-8, gt=0, description="Adam's epsilon.")
     weight_decay: float = Field(1e-4, ge=0, description="Decoupled weight decay.")
     label_smoothing: float = Field(0.1, ge=0, lt=1, description="Mass given to wrong tokens.")
@@ -223,19 +224,31 @@ class TrainConfig(Section):
 class SearchConfig(Section):
     """Decoding, [search] in a recipe; the defaults are fairseq's."""
 
-    beam_size: int = Field(5, ge=1, description="hypotheses kept at each step, >= 1")
-    length_penalty: float = Field(1.0, description="score = log-probability / length ** this")
-    normalize: bool = Field(True, description="false: score = log-probability")
-    max_length_a: float = Field(0.0, ge=0, description="at most a * source tokens + b tokens + EOS")
-    max_length_b: int = Field(200, ge=0, description="the b of max_length_a, tokens")
-    min_length: int = Field(1, ge=0, description="at least this many tokens before EOS")
-    no_repeat_ngram: int | None = Field(None, ge=1, description="no n-gram of this size twice")
-    unk_penalty: float = Field(0.0, description="nats taken from <unk>; below 0 favours it")
-    diverse_groups: int | None = Field(None, ge=1, description="groups of diverse beam search")
-    diverse_strength: float = Field(0.5, ge=0, description="nats lost per use in earlier groups")
-    sampling: str | None = Field(None, description="full, topk:K, nucleus:P; absent: beam search")
-    temperature: float = Field(1.0, gt=0, description="logits are divided by this, > 0")
-    seed: int = Field(1, ge=0, description="of sampling; each line has a stream of its own")
+    beam_size: int = Field(5, ge=1, description="Hypotheses kept at each step.")
+    length_penalty: float = Field(
+        1.0, description="Score = log-probability / length ** this; higher favours long output."
+    )
+    normalize: bool = Field(True, description="If false, score = log-probability.")
+    max_length_a: float = Field(
+        0.0, ge=0, description="Longest output: a * source tokens + b tokens; this is a."
+    )
+    max_length_b: int = Field(
+        200, ge=0, description="Longest output: a * source tokens + b tokens; this is b."
+    )
+    min_length: int = Field(1, ge=0, description="At least this many tokens before EOS.")
+    no_repeat_ngram: int | None = Field(None, ge=1, description="No n-gram of this size twice.")
+    unk_penalty: float = Field(0.0, description="Nats taken from <unk>; below 0 favours it.")
+    diverse_groups: int | None = Field(
+        None, ge=1, description="Groups of diverse beam search; divides beam_size."
+    )
+    diverse_strength: float = Field(
+        0.5, ge=0, description="Nats a token loses for each use in an earlier group."
+    )
+    sampling: str | None = Field(
+        None, description="full, topk:K or nucleus:P: draw translations, instead of beam search."
+    )
+    temperature: float = Field(1.0, gt=0, description="Logits are divided by this, > 0.")
+    seed: int = Field(1, ge=0, description="Seed of sampling; each line has a stream of its own.")
 
     @model_validator(mode="after")
     def _check_relations(self) -> "SearchConfig":
@@ -264,6 +277,12 @@ class Recipe(Section):
     optim: OptimConfig = OptimConfig()
     train: TrainConfig
     search: SearchConfig = SearchConfig()
+
+    @model_validator(mode="after")
+    def _linear_has_an_end(self) -> "Recipe":
+        if self.optim.schedule == "linear" and self.train.max_steps is None:
+            raise ValueError("optim.schedule = 'linear' needs train.max_steps")
+        return self
 
 
 RecipeT = TypeVar("RecipeT", bound=Section)
@@ -328,20 +347,27 @@ def _override(values: dict[str, Any], override: str) -> None:
 
 
 def _explain(error: ValidationError, schema: type[BaseModel], where: str) -> str:
-    first = error.errors()[0]
-    path = ".".join(str(part) for part in first["loc"])
+    errors = error.errors()
+    # A key with a typing error is both unknown and missing: the first says more.
+    first = next((own for own in errors if own["type"] == "extra_forbidden"), errors[0])
+    *parents, name = first["loc"] or ("",)
+    path = ".".join(map(str, first["loc"]))
     if first["type"] == "extra_forbidden":
-        name = str(first["loc"][-1])
-        near = difflib.get_close_matches(name, _keys_at(schema, first["loc"][:-1]), 1, 0.5)
+        near = difflib.get_close_matches(str(name), _keys_at(schema, parents), 1, 0.5)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         return f"{where}: unknown key {path}{hint}"
     if first["type"] == "missing":
         return f"{where}: {path} is missing"
+    messages = [first["msg"].removeprefix("Value error, ")]
+    if first["type"] == "value_error":  # of a relation between keys, which names their values
+        return f"{where}: {path + ': ' if path else ''}{messages[0]}"
+    if isinstance(name, str) and name not in _keys_at(schema, parents):  # one of several types
+        path = ".".join(map(str, parents))
+        messages = [own["msg"] for own in errors if list(own["loc"][:-1]) == parents]
     value = repr(first["input"])
     value = value if len(value) < 80 else value[:77] + "..."
-    message = first["msg"].removeprefix("Value error, ")
-    message = message[0].lower() + message[1:]
-    return f"{where}: {path or 'recipe'} = {value}: {message}"
+    message = " or ".join(message[0].lower() + message[1:] for message in messages)
+    return f"{where}: {path} = {value}: {message}"
 
 
 def _keys_at(schema: type[BaseModel], path: Sequence[int | str]) -> list[str]:

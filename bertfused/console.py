@@ -29,10 +29,11 @@ def make_app(name: str, description: str) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
 
-    def show_version(wanted: bool) -> None:
+    def show_version(wanted: bool) -> bool:
         if wanted:
             typer.echo(f"{name} {__version__}")
             raise typer.Exit
+        return wanted
 
     @app.callback()
     def options(
@@ -72,7 +73,7 @@ def log_to_stderr(quiet: bool) -> None:
 
 
 @contextmanager
-def progress(what: str, total: float | None, quiet: bool) -> Iterator[Callable[[float], None]]:
+def progress(what: str, total: int | None, quiet: bool) -> Iterator[Callable[[int], None]]:
     """Show a bar on stderr if that is a terminal; yields what to call with each bit done."""
     if quiet or not sys.stderr.isatty():
         yield lambda done: None

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from bertfused import __version__
 from bertfused.batch import Example
 from bertfused.checkpoint import (
+    FINETUNED,
     WEIGHTS,
     ModelCard,
     WarmStart,
@@ -28,7 +29,7 @@ from bertfused.checkpoint import (
     open_encoder,
     warm_start,
 )
-from bertfused.config import Recipe
+from bertfused.config import FusionConfig, Recipe
 from bertfused.data import DataFolder, Split
 from bertfused.errors import UserError
 from bertfused.features import FeatureCache, open_cache
@@ -111,10 +112,14 @@ def train_run(
     with processes() as (is_first, place):
         run = RunFolder(out, is_first=is_first)
         facts = _facts(data, init)
-        if resume and (out / "config.toml").exists():
-            run.check_config(recipe, facts)
-        else:
-            run.create(recipe, facts)
+        if is_first:
+            if resume and (out / "config.toml").exists():
+                run.check_config(recipe, facts)
+                run.write_config(recipe)
+            else:
+                run.create(recipe, facts)
+        if dist.is_initialized():
+            dist.barrier()  # the others look at the folder only once it is as it should be
         with log_to(out / "log.txt" if is_first else None):
             session = Session(recipe, data, run, dev_lines, init, place or choose_device(device))
             state = run.resume(session.trainer) if resume else TrainState()
@@ -131,7 +136,10 @@ def build_trainer(
     encoder = None if fusion is None else open_encoder(fusion)
     card = _card(recipe, data, encoder)
     model = build(card)
-    start = None if init is None else warm_start(model, init, fusion)
+    start = None
+    if init is not None:
+        _check_finetuned(init, fusion)
+        start = warm_start(model, init, fusion)
     module = LossModule(
         model,
         encoder,
@@ -148,6 +156,15 @@ def build_trainer(
         precision=choose_precision(recipe.train.precision, device),
     )
     return trainer, card, start
+
+
+def _check_finetuned(init: Path, fusion: FusionConfig | None) -> None:
+    """Refuse to go on from a fused model with another encoder than the one trained with it."""
+    own = (model_folder(init) / FINETUNED).resolve()
+    if fusion is not None and own.is_dir() and Path(fusion.encoder).resolve() != own:
+        raise UserError(
+            f"cannot start from {init}: its encoder was fine-tuned; set fusion.encoder = '{own}'"
+        )
 
 
 class Session:

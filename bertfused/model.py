@@ -1,7 +1,9 @@
 """The BERT-fused Transformer: embeddings, encoder, decoder, and decoding step by step."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -104,14 +106,44 @@ class Encoder(nn.Module):
         self.norm = final_norm
 
     def forward(self, batch: Batch) -> Memory:
+        *_, states = self.layer_states(batch)
+        return Memory(states, batch.source_mask, batch.bert_states, batch.bert_mask)
+
+    def layer_states(self, batch: Batch) -> Iterator[Float[Tensor, "batch source model_dim"]]:
+        """Yield the embeddings, then every layer's output; the last one is the encoder's."""
         x = self.embed(batch.source)
         bias = padding_bias(batch.source_mask)
         bert_bias = None if batch.bert_mask is None else padding_bias(batch.bert_mask)
         for layer in self.layers:
+            yield x
             x = layer(x, bias, batch.bert_states, bert_bias)
-        if self.norm is not None:
-            x = self.norm(x)
-        return Memory(x, batch.source_mask, batch.bert_states, batch.bert_mask)
+        yield x if self.norm is None else self.norm(x)
+
+
+class EncoderAsPretrained(nn.Module):
+    """A trained NMT's encoder that is called, and answers, as a transformers encoder.
+
+    It is the control without pretraining (the paper's table 6, "another Transformer's encoder in
+    place of BERT", which it does not describe further).
+    """
+
+    def __init__(self, own: Encoder) -> None:
+        super().__init__()
+        self.own = own
+        self.config = SimpleNamespace(
+            hidden_size=own.embed.tokens.embedding_dim, num_hidden_layers=len(own.layers)
+        )
+
+    def forward(
+        self,
+        input_ids: Int[Tensor, "batch source"],
+        attention_mask: Int[Tensor, "batch source"] | None = None,
+        output_hidden_states: bool = False,
+    ) -> SimpleNamespace:
+        """Return ``hidden_states``, embeddings first, and the last of them by name too."""
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        states = tuple(self.own.layer_states(Batch(source=input_ids, source_mask=mask.bool())))
+        return SimpleNamespace(last_hidden_state=states[-1], hidden_states=states)
 
 
 class Decoder(nn.Module):

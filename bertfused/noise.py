@@ -103,7 +103,7 @@ class Dropout(nn.Module):
 
     def __init__(self, rate: float, noise: Noise) -> None:
         super().__init__()
-        self.threshold = round(rate * 256)
+        self.threshold = min(round(rate * 256), 255)
         self.scale = 256 / (256 - self.threshold)
         self.noise = noise
 

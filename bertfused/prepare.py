@@ -42,6 +42,7 @@ from bertfused.errors import UserError
 from bertfused.store import IdStoreWriter
 from bertfused.subwords import Tokenizer, load_tokenizer, train_subwords
 from bertfused.text import (
+    make_folder,
     open_output,
     read_pairs,
     replace_file,
@@ -349,10 +350,7 @@ def _start(out: Path) -> None:
     Raises:
         UserError: If there is data in it that this program did not make.
     """
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot make the folder {out}: {error.strerror}") from error
+    make_folder(out)
     names = (path.name for path in out.iterdir())
     found = sorted(name for name in names if _OWN.fullmatch(name) or _PARTIAL.fullmatch(name))
     is_ours = (out / REPORT).exists() or (out / UNFINISHED).exists()

@@ -10,8 +10,7 @@ import importlib.util
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import chain
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 from bertfused.batch import Batch, BertIds
 from bertfused.errors import UserError
 from bertfused.noise import Noise
+from bertfused.wordpieces import OwnWordpieces, Wordpieces, own_model_folder
 
 Layer = int | Literal["average", "stochastic"]
 
@@ -29,27 +29,10 @@ Layer = int | Literal["average", "stochastic"]
 _OFFSET_POSITIONS = {"roberta", "xlm-roberta", "camembert", "xlm-roberta-xl"}
 
 
-@dataclass(frozen=True)
-class WordpieceInput:
-    """Ids for the pretrained encoder, and how many wordpieces of context were cut off."""
+class TransformersWordpieces(Wordpieces):
+    """A transformers tokenizer. Its special tokens are read off its own template.
 
-    ids: list[int]
-    truncated: int
-
-
-class Wordpieces:
-    """The encoder's tokenizer: sentences, with or without context, to ids.
-
-    The special tokens around a sentence, and those between context and sentence, are read off
-    the tokenizer's own template. Text is text: a literal "[SEP]" or "</s>" in it never becomes a
-    special token.
-
-    Attributes:
-        pad: The padding id.
-        separator: The id that closes each part, or ``None`` if the encoder has no segments.
-        special: All special ids.
-        max_length: Most ids the encoder takes at once.
-        fingerprint: sha256 of the tokenizer's definition.
+    Text is text: a literal "[SEP]" or "</s>" in it never becomes a special token.
     """
 
     def __init__(self, name: str, *, config: Any, max_length: int | None = None) -> None:
@@ -59,72 +42,43 @@ class Wordpieces:
             raise UserError(f"encoder {name} has no fast tokenizer, which is needed here")
         backend.no_truncation()
         backend.no_padding()
-        self.fingerprint = hashlib.sha256(backend.to_str().encode()).hexdigest()
-        self.name = name
+        fingerprint = hashlib.sha256(backend.to_str().encode()).hexdigest()
+        raw = backend.encode("a", add_special_tokens=False).ids
+        single, pair = backend.encode("a").ids, backend.encode("a", "a")
+        backend.encode_special_tokens = True
+        start = _find(single, raw)
+        second = start + len(raw) + _find(pair.ids[start + len(raw) :], raw)
+        suffix = single[start + len(raw) :]
+        limit = _position_limit(config)
         self._tokenizer = tokenizer
         self._backend = backend
         self._unknown = tokenizer.unk_token_id
-        self.pad = int(tokenizer.pad_token_id)
-        self.special = frozenset(tokenizer.all_special_ids) - {self._unknown}
         self._literals = re.compile(
             "|".join(re.escape(token) for token in tokenizer.all_special_tokens) or r"(?!)"
         )
-        self._read_template()
-        self.vocabulary_size = int(config.vocab_size)
-        limit = _position_limit(config)
-        self.max_length = min(limit, max_length or limit)
+        super().__init__(
+            single[:start],
+            pair.ids[start + len(raw) : second],
+            suffix,
+            max_length=min(limit, max_length or limit),
+            pad=int(tokenizer.pad_token_id),
+            separator=suffix[-1] if 1 in pair.type_ids else None,
+            special=frozenset(tokenizer.all_special_ids) - {self._unknown},
+            vocabulary_size=int(config.vocab_size),
+            fingerprint=fingerprint,
+        )
 
-    def _read_template(self) -> None:
-        self._backend.encode_special_tokens = False
-        raw = self._backend.encode("a", add_special_tokens=False).ids
-        single = self._backend.encode("a").ids
-        pair = self._backend.encode("a", "a")
-        self._backend.encode_special_tokens = True
-        start = _find(single, raw)
-        second = start + len(raw) + _find(pair.ids[start + len(raw) :], raw)
-        self._prefix = single[:start]
-        self._suffix = single[start + len(raw) :]
-        self._between = pair.ids[start + len(raw) : second]
-        self.separator = self._suffix[-1] if 1 in pair.type_ids else None
-
-    def encode(self, sentence: str, context: Sequence[str] = ()) -> WordpieceInput:
-        """Return "[CLS] c1 [SEP] ... cn [SEP] sentence [SEP]" in the encoder's own symbols.
-
-        Where the encoder's limit is passed, the context loses its oldest wordpieces first. The
-        sentence loses none: the encoder takes a long one in overlapping windows.
-        """
-        return self._joined(self._ids(sentence), [self._ids(part) for part in context])
-
-    def encode_batch(
-        self, sentences: Sequence[str], contexts: Sequence[Sequence[str]]
-    ) -> list[WordpieceInput]:
-        """Encode many sentences, each with its context; a text that recurs is encoded once."""
-        texts = list(dict.fromkeys(chain(sentences, *contexts)))
-        encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
-        ids = {
-            text: self._without_special(text, encoding.ids)
-            for text, encoding in zip(texts, encodings, strict=True)
-        }
+    def split(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the wordpieces of texts."""
+        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [
-            self._joined(ids[sentence], [ids[part] for part in context])
-            for sentence, context in zip(sentences, contexts, strict=True)
+            self._without_special(text, encoding.ids)
+            for text, encoding in zip(texts, encodings, strict=True)
         ]
-
-    def _joined(self, current: list[int], context: Sequence[list[int]]) -> WordpieceInput:
-        before: list[int] = []
-        for part in context:
-            before += part + self._between
-        room = self.max_length - len(self._prefix) - len(current) - len(self._suffix)
-        truncated = max(0, len(before) - max(room, len(self._between) if context else 0))
-        return WordpieceInput(self._prefix + before[truncated:] + current + self._suffix, truncated)
 
     def save(self, folder: Path) -> None:
         """Write the tokenizer as transformers reads it."""
         self._tokenizer.save_pretrained(folder)
-
-    def _ids(self, text: str) -> list[int]:
-        encoding = self._backend.encode(text, add_special_tokens=False)
-        return self._without_special(text, encoding.ids)
 
     def _without_special(self, text: str, ids: list[int]) -> list[int]:
         if self.special.isdisjoint(ids):
@@ -152,6 +106,8 @@ class PretrainedEncoder(nn.Module):
         max_wordpieces: Use windows of at most this many wordpieces.
         segments: Give segment ids where the encoder has them.
         finetune: Let gradients through (all but the pooler).
+        own: An encoder that is not transformers' but answers like one (``own_encoder``), with
+            its wordpieces; ``name`` is then only a name.
 
     Attributes:
         bert_dim: Width of one layer's states.
@@ -168,11 +124,17 @@ class PretrainedEncoder(nn.Module):
         max_wordpieces: int | None = None,
         segments: bool = True,
         finetune: bool = False,
+        own: tuple[Any, Wordpieces] | None = None,
     ) -> None:
         super().__init__()
-        path = resolve_encoder(name)
-        model = _load("model", path)
-        self.wordpieces = Wordpieces(path, config=model.config, max_length=max_wordpieces)
+        if own is None:
+            path = resolve_encoder(name)
+            model = _load("model", path)
+            self.wordpieces: Wordpieces = TransformersWordpieces(
+                path, config=model.config, max_length=max_wordpieces
+            )
+        else:
+            model, self.wordpieces = own
         separator = self.wordpieces.separator if segments else None
         self.bert_ids = BertIds(self.wordpieces.pad, separator)
         self.name = name
@@ -252,14 +214,14 @@ class PretrainedEncoder(nn.Module):
     ) -> Float[Tensor, "batch bert state_width"]:
         nothing_padded = mask.device.type == "cpu" and bool(mask.all())
         extra = {} if segments is None else {"token_type_ids": segments}
-        several = len(self.layer_numbers) > 1
+        is_last = self.layer_numbers == [self.model.config.num_hidden_layers]
         output = self.model(
             input_ids=ids,
             attention_mask=None if nothing_padded else mask.long(),
-            output_hidden_states=several,
+            output_hidden_states=not is_last,
             **extra,
         )
-        if not several:
+        if is_last:
             last: Tensor = output.last_hidden_state
             return last
         layers = [output.hidden_states[number] for number in self.layer_numbers]
@@ -316,9 +278,11 @@ def resolve_encoder(name: str) -> str:
 
 
 def load_wordpieces(name: str, max_length: int | None = None) -> Wordpieces:
-    """Load the tokenizer of an encoder without its weights."""
+    """Load the tokenizer of an encoder, or of a RUN's own encoder, without its weights."""
+    if (folder := own_model_folder(name)) is not None:
+        return OwnWordpieces(folder, max_length)
     path = resolve_encoder(name)
-    return Wordpieces(path, config=_load("config", path), max_length=max_length)
+    return TransformersWordpieces(path, config=_load("config", path), max_length=max_length)
 
 
 def _load(what: Literal["tokenizer", "model", "config"], name: str) -> Any:
@@ -379,7 +343,7 @@ def _layer_numbers(name: str, layer: Layer, last_layers: int, depth: int) -> lis
 
 
 def _drop_upper_layers(model: Any, top: int) -> None:
-    """Cut off the layers above ``top``, whose work nobody would read."""
+    """Cut off the layers above ``top`` of a BERT-like encoder: nobody would read their work."""
     for path in ("encoder.layer", "transformer.layer"):
         try:
             layers = model.get_submodule(path)
@@ -388,13 +352,6 @@ def _drop_upper_layers(model: Any, top: int) -> None:
         if isinstance(layers, nn.ModuleList):
             del layers[top:]
             model.config.num_hidden_layers = top
-            return
-    depth = int(getattr(model.config, "num_hidden_layers", 0))
-    if top != depth:
-        raise UserError(
-            f"fusion.layer below the last one is supported for BERT-like encoders, not for "
-            f"{type(model).__name__}"
-        )
 
 
 def _weights_fingerprint(model: nn.Module) -> str:

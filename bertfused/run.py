@@ -39,7 +39,7 @@ from bertfused.checkpoint import (
 )
 from bertfused.config import Recipe, RecipeT, load_recipe
 from bertfused.errors import UserError
-from bertfused.text import read_lines, replace_file
+from bertfused.text import make_folder, read_lines, replace_file
 from bertfused.training import Place, Trainer, TrainState
 
 _logger = logging.getLogger(__name__)
@@ -83,9 +83,7 @@ class RunFolder:
         """
         if (self.path / "config.toml").exists():
             raise UserError(f"{self.path} already holds a run; continue it with --resume")
-        if not self.is_first:
-            return
-        self.path.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path)
         write_json(self.path / "run.json", facts)
         self.write_config(recipe)
 
@@ -114,11 +112,14 @@ class RunFolder:
         known = json.loads((self.path / "run.json").read_text())
         if known["data_sha256"] != facts["data_sha256"]:
             raise UserError(f"cannot resume {self.path}: it was trained on other data")
+        if known["init_sha256"] != facts["init_sha256"]:
+            start = "without --init" if known["init"] is None else f"with --init {known['init']}"
+            raise UserError(f"cannot resume {self.path}: it was started {start}, as it was then")
 
     def forget_after(self, step: int) -> None:
         """Drop the metrics logged after a step: they will be logged again."""
         if self.is_first and self.metrics.exists():
-            kept = [line for line in read_lines(self.metrics) if json.loads(line)["step"] <= step]
+            kept = [line for line in read_lines(self.metrics) if _step_of(line) <= step]
             with replace_file(self.metrics) as handle:
                 handle.write("".join(line + "\n" for line in kept).encode())
 
@@ -181,6 +182,14 @@ def save_evaluated(folder: Path, trainer: Trainer, card: ModelCard, text_folder:
     with trainer.evaluation():
         tensors = model_tensors(trainer.module.model)
         save_model(folder, card, tensors, text_folder, trainer.module.encoder)
+
+
+def _step_of(line: str) -> float:
+    """Return the step of a line of metrics, infinity if it was cut short."""
+    try:
+        return float(json.loads(line)["step"])
+    except ValueError:
+        return math.inf
 
 
 def read_config(run: Path, schema: type[RecipeT]) -> RecipeT:
@@ -254,10 +263,13 @@ def average(run: Path, *, last: int | None, best: int | None, out: Path) -> list
             if "valid_nll" in record:
                 values[record["step"]] = record["valid_nll"]
         steps = sorted(found, key=lambda step: values.get(step, math.inf))[:wanted]
+    card = load_card(found[steps[0]])
+    if card.fusion is not None and card.fusion.finetune:
+        raise UserError(f"{run} has a fine-tuned encoder, which is not averaged")
     total = read_tensors(found[steps[0]] / WEIGHTS)
     for step in steps[1:]:
         for name, tensor in read_tensors(found[step] / WEIGHTS).items():
             total[name] += tensor
     mean = {name: tensor / len(steps) for name, tensor in total.items()}
-    save_model(out / "model", load_card(found[steps[0]]), mean, found[steps[0]])
+    save_model(out / "model", card, mean, found[steps[0]])
     return sorted(steps)

@@ -126,6 +126,18 @@ def open_output(path: Path | None) -> Iterator[LineWriter]:
         yield LineWriter(stream.write)
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder, and those above it, unless it is there.
+
+    Raises:
+        UserError: If it cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the folder {path}: {error.strerror}") from error
+
+
 @contextmanager
 def replace_file(path: Path) -> Iterator[BinaryIO]:
     """Open a binary file that replaces ``path`` only when the block ends without an exception.

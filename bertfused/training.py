@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ _MAX_SKIPPED = 10
 Numbers = NDArray[np.int64]
 
 
+@runtime_checkable
 class Dataset(Protocol):
     """Examples by number, and the length of every stream: target, source, and BERT if any."""
 
@@ -272,6 +273,14 @@ class Trainer:
             max_steps=self.config.max_steps,
         )
 
+    def agreed(self, seconds: float) -> float:
+        """Return what the first process measured: all must pass train.max_minutes together."""
+        if self.world == 1:
+            return seconds
+        shared = torch.tensor([seconds], dtype=torch.float64, device=self.device)
+        dist.broadcast(shared, src=0)
+        return float(shared)
+
     def _exchange(self, *, is_last: bool) -> AbstractContextManager[Any]:
         if is_last or not isinstance(self._parallel, DistributedDataParallel):
             return nullcontext()
@@ -397,7 +406,7 @@ def train(
         state.step, state.place = state.step + 1, step.after
         skipped_in_a_row = 0 if update.is_finite else skipped_in_a_row + 1
         state.skipped += not update.is_finite
-        seconds = time.perf_counter() - begin
+        seconds = trainer.agreed(time.perf_counter() - begin)
         state.seconds += seconds
         log(state, update, seconds)
         if skipped_in_a_row >= _MAX_SKIPPED:

@@ -35,7 +35,11 @@ _SUFFIXES: dict[str, tuple[str, ...]] = {
     "wmt": (".xml", ".sgm", ".sgml"),
 }
 
-app = make_app("docnmt", "Document-level translation with a fused pretrained encoder.")
+app = make_app(
+    "docnmt",
+    "Translation of documents: the pretrained encoder reads the previous sentences too. "
+    "What needs no documents (compare, average, cache-features, ...) is in bertfused.",
+)
 
 
 def corpora(recipe: Recipe) -> Callable[[Corpus], Iterable["ParallelLine"]]:
@@ -150,10 +154,12 @@ add_commands(app, MODE)
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option("--out", help="Folder of the runs.")] = Path("runs/demo"),
+    out: Annotated[Path, typer.Option("--out", help="Folder for text, data and both runs.")] = Path(
+        "runs/demo"
+    ),
     quiet: Quiet = False,
 ) -> None:
-    """Show on a small corpus what document context is for; takes a few minutes."""
+    """Train with and without document context on a generated corpus, and test both: minutes."""
     log_to_stderr(quiet)
     from docnmt.demo import run_demo
 

@@ -24,7 +24,7 @@ LAYERS = (
     {"text", "config", "schedule"},
     {"vocab"},
     {"subwords", "store", "metrics", "noise"},
-    {"batch", "data", "attention"},
+    {"batch", "data", "attention", "wordpieces"},
     {"pretrained"},
     {"features"},
     {"layers"},
@@ -119,7 +119,7 @@ def target_of(name: str, tree: Tree) -> str | None:
 
 
 def is_cli(module: Module) -> bool:
-    return module.name.rpartition(".")[2] in ("cli", "__main__")
+    return module.name.rpartition(".")[2] in {"cli", "__main__", "console", "commands"}
 
 
 def layer_of(name: str) -> int | None:

@@ -1,0 +1,137 @@
+"""What the extra encoder reads: ids of a sentence, with its context, in the encoder's symbols."""
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+from bertfused.errors import UserError
+from bertfused.subwords import load_tokenizer
+from bertfused.vocab import Vocabulary
+
+CARD = "model.json"
+
+
+@dataclass(frozen=True)
+class WordpieceInput:
+    """Ids for the encoder, and how many wordpieces of context were cut off."""
+
+    ids: list[int]
+    truncated: int
+
+
+class Wordpieces(ABC):
+    """A tokenizer with the special tokens around a sentence and between context and sentence.
+
+    Args:
+        prefix: Ids before everything.
+        between: Ids between a part of the context and what follows it.
+        suffix: Ids after everything.
+        max_length: Most ids the encoder takes at once.
+        pad: The padding id.
+        separator: The id that closes each part, or ``None`` if the encoder has no segments.
+        special: All special ids.
+        vocabulary_size: Ids are below this.
+        fingerprint: sha256 of the tokenizer's definition.
+    """
+
+    def __init__(
+        self,
+        prefix: list[int],
+        between: list[int],
+        suffix: list[int],
+        *,
+        max_length: int,
+        pad: int,
+        separator: int | None,
+        special: frozenset[int],
+        vocabulary_size: int,
+        fingerprint: str,
+    ) -> None:
+        self._prefix, self._between, self._suffix = prefix, between, suffix
+        self.max_length = max_length
+        self.pad = pad
+        self.separator = separator
+        self.special = special
+        self.vocabulary_size = vocabulary_size
+        self.fingerprint = fingerprint
+
+    @abstractmethod
+    def split(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of texts; none of them is special, whatever the texts say."""
+
+    @abstractmethod
+    def save(self, folder: Path) -> None:
+        """Write the tokenizer beside a fine-tuned encoder."""
+
+    def encode(self, sentence: str, context: Sequence[str] = ()) -> WordpieceInput:
+        """Return "[CLS] c1 [SEP] ... cn [SEP] sentence [SEP]" in the encoder's own symbols.
+
+        Where the encoder's limit is passed, the context loses its oldest wordpieces first. The
+        sentence loses none: the encoder takes a long one in overlapping windows.
+        """
+        return self.encode_batch([sentence], [context])[0]
+
+    def encode_batch(
+        self, sentences: Sequence[str], contexts: Sequence[Sequence[str]]
+    ) -> list[WordpieceInput]:
+        """Encode many sentences, each with its context; a text that recurs is split once."""
+        texts = list(dict.fromkeys(chain(sentences, *contexts)))
+        ids = dict(zip(texts, self.split(texts), strict=True))
+        return [
+            self._joined(ids[sentence], [ids[part] for part in context])
+            for sentence, context in zip(sentences, contexts, strict=True)
+        ]
+
+    def _joined(self, current: list[int], context: Sequence[list[int]]) -> WordpieceInput:
+        before: list[int] = []
+        for part in context:
+            before += part + self._between
+        room = self.max_length - len(self._prefix) - len(current) - len(self._suffix)
+        truncated = max(0, len(before) - max(room, len(self._between) if context else 0))
+        return WordpieceInput(self._prefix + before[truncated:] + current + self._suffix, truncated)
+
+
+class OwnWordpieces(Wordpieces):
+    """The subwords of a trained NMT whose own encoder stands in for a pretrained one.
+
+    Its input is "c1 </s> ... cn </s> sentence </s>".
+    """
+
+    def __init__(self, folder: Path, max_length: int | None = None) -> None:
+        card = json.loads((folder / CARD).read_text(encoding="utf-8"))
+        if card["fusion"] is not None:
+            raise UserError(f"{folder} is a fused model; only a plain one can stand in for BERT")
+        self._tokenizer = load_tokenizer(folder, card["source"])
+        self._source = card["source"]
+        limit = int(card["model"]["max_positions"])
+        end = [Vocabulary.eos]
+        super().__init__(
+            [],
+            end,
+            end,
+            max_length=min(limit, max_length or limit),
+            pad=Vocabulary.pad,
+            separator=None,
+            special=frozenset(end),
+            vocabulary_size=len(self._tokenizer.vocabulary),
+            fingerprint=self._tokenizer.sha256,
+        )
+
+    def split(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the NMT's own ids of texts."""
+        return self._tokenizer.encode_batch(texts)
+
+    def save(self, folder: Path) -> None:
+        """Write the subwords and the dictionary."""
+        self._tokenizer.save(folder, self._source)
+
+
+def own_model_folder(name: str) -> Path | None:
+    """Return the model folder if ``name`` is a RUN of ours, or None."""
+    for folder in (Path(name) / "model", Path(name)):
+        if (folder / CARD).is_file():
+            return folder
+    return None
