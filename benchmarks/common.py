@@ -1,16 +1,24 @@
 """What the benchmark scripts share: where data is, how results are written, equal time."""
 
+import itertools
 import json
 import os
 import platform
+import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from bertfused.config import Recipe, load_recipe
+from bertfused.data import DataFolder
+from bertfused.fit import build_trainer, examples
+from bertfused.training import Place, steps
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED = REPOSITORY.parent / "shared"
@@ -86,3 +94,29 @@ def update_section(document: Path, name: str, text: str) -> None:
         document.write_text(before + block + rest.partition(end)[2])
     else:
         document.write_text(f"{old.rstrip()}\n\n{block}\n")
+
+
+def timed(mark: Path, task: Callable[[], object]) -> float:
+    """Do a task once and keep its seconds in a file; return them."""
+    if not mark.exists():
+        begin = time.perf_counter()
+        task()
+        mark.write_text(str(time.perf_counter() - begin))
+    return float(mark.read_text())
+
+
+def measure_step(recipe: Path, schema: type[Recipe], data: Path) -> float:
+    """Time updates of a freshly built model in this process's CPU seconds; the median of 30."""
+    torch.set_num_threads(1)
+    loaded = load_recipe(recipe, schema)
+    folder = DataFolder.open(data)
+    trainer, _, _ = build_trainer(loaded, folder)
+    training = examples(folder, "train", trainer.module.encoder)
+    tokens = loaded.train.batch_tokens
+    updates = steps(training.lengths, batch_tokens=tokens, accumulate=1, seed=1, start=Place())
+    seconds = []
+    for number, step in enumerate(itertools.islice(updates, 40), start=1):
+        begin = time.process_time()
+        trainer.update(training, step, number)
+        seconds.append(time.process_time() - begin)
+    return statistics.median(seconds[10:])

@@ -24,7 +24,6 @@ import itertools
 import json
 import math
 import statistics
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,14 +32,17 @@ import tomli_w
 from common import (
     REPOSITORY,
     command,
+    measure_step,
     shared_data,
     side_by_side,
     table,
+    timed,
     update_section,
     write_results,
 )
 
 from bertfused import metrics
+from bertfused.config import Recipe
 from bertfused.text import read_lines
 
 LAYER = 3  # the middle of MiniLM's six
@@ -145,13 +147,11 @@ class Experiment:
         """Make the data and the feature cache; return the cache's CPU seconds."""
         recipe = self.recipe(Trial("data", 0.1, 1e-3, 1))
         command("prepare", recipe, "--out", self.folder / "data", "--quiet")
-        mark = self.folder / "cache-seconds"
-        if not mark.exists():
-            begin = time.perf_counter()
-            options = ("--encoder", "minilm", "--layer", LAYER, "--quiet")
-            command("cache-features", self.folder / "data", *options)
-            mark.write_text(str(time.perf_counter() - begin))
-        return float(mark.read_text())
+        options = ("--encoder", "minilm", "--layer", LAYER, "--quiet")
+        return timed(
+            self.folder / "cache-seconds",
+            lambda: command("cache-features", self.folder / "data", *options),
+        )
 
     def run(self, trial: Trial) -> dict[str, Any]:
         """Train, or read what an earlier call trained; return the best dev loss and its step."""
@@ -238,9 +238,8 @@ class Experiment:
         """Return the seconds of one update of the plain or the fused model."""
         mark = self.folder / f"{system}-step-seconds"
         if not mark.exists():
-            mark.write_text(
-                str(measure_step(self.recipe(Trial(system, 0.3, 1e-3, 60)), self.folder))
-            )
+            recipe = self.recipe(Trial(system, 0.3, 1e-3, 60))
+            mark.write_text(str(measure_step(recipe, Recipe, self.folder / "data")))
         return float(mark.read_text())
 
     def scores(self, best: dict[str, Trial]) -> dict[str, Any]:
@@ -277,28 +276,10 @@ class Experiment:
         return result
 
 
-def measure_step(recipe: Path, folder: Path) -> float:
-    """Time updates of a freshly built model in this process's CPU seconds; the median of 30."""
-    import torch
-
-    from bertfused.config import Recipe, load_recipe
-    from bertfused.data import DataFolder
-    from bertfused.fit import build_trainer, examples
-    from bertfused.training import Place, steps
-
-    torch.set_num_threads(1)
-    loaded = load_recipe(recipe, Recipe)
-    data = DataFolder.open(folder / "data")
-    trainer, _, _ = build_trainer(loaded, data)
-    training = examples(data, "train", trainer.module.encoder)
-    options = {"batch_tokens": loaded.train.batch_tokens, "accumulate": 1, "seed": 1}
-    seconds = []
-    updates = steps(training.lengths, start=Place(), **options)
-    for number, step in enumerate(itertools.islice(updates, 40), start=1):
-        begin = time.process_time()
-        trainer.update(training, step, number)
-        seconds.append(time.process_time() - begin)
-    return statistics.median(seconds[10:])
+def with_seeds(values: list[float]) -> str:
+    """Write a mean, and in brackets what each seed gave."""
+    each = ", ".join(f"{value:.1f}" for value in values)
+    return f"{statistics.mean(values):.1f} ({each})"
 
 
 def report(results: list[dict[str, Any]]) -> str:
@@ -307,10 +288,7 @@ def report(results: list[dict[str, Any]]) -> str:
     for own in results:
         scores = own["scores"]
         bleu_tests = [t for t in scores["p_values"] if t["metric"].startswith("BLEU")]
-        cells = [
-            f"{statistics.mean(scores[system]):.1f} ({', '.join(f'{v:.1f}' for v in scores[system])})"
-            for system in ("plain", "control", "fused")
-        ]
+        cells = [with_seeds(scores[system]) for system in ("plain", "control", "fused")]
         p_values = ", ".join(f"{t['p']:.3f}" for t in bleu_tests)
         rows.append(
             [

@@ -9,7 +9,7 @@ and checked by its fingerprint.
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +22,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from bertfused import __version__
+from bertfused.attention import CrossAttention, SelfAttention
 from bertfused.config import FusionConfig, ModelConfig, SearchConfig, Section
 from bertfused.errors import UserError
+from bertfused.layers import DecoderLayer, EncoderLayer
 from bertfused.model import EncoderAsPretrained, FusedTransformer, build_model
 from bertfused.pretrained import PretrainedEncoder
 from bertfused.subwords import Tokenizer, load_tokenizer
@@ -226,8 +228,8 @@ def load_card(folder: Path) -> ModelCard:
         raise UserError(f"{folder} is not a model folder: cannot read {path.name}") from error
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise UserError(f"{path} is damaged: {where}: {first['msg']}") from error
+        where = "".join(f"{part}: " for part in first["loc"])
+        raise UserError(f"{path} is damaged: {where}{first['msg']}") from error
     if card.format != 1:
         raise UserError(f"{path} has format {card.format}; this version reads format 1")
     for name, expected in card.text_files.items():
@@ -337,26 +339,45 @@ def warm_start(model: FusedTransformer, run: Path, fusion: FusionConfig | None) 
             )
     loaded = tuple(name for name in ours if name in theirs)
     copy_tensors(theirs, {name: ours[name] for name in loaded})
-    if fusion is not None and fusion.start == "function-preserving" and missing:
-        preserve_function(model)
+    if fusion is not None and fusion.start == "function-preserving":
+        preserve_function(model, missing)
     unexpected = tuple(name for name in theirs if name not in ours)
     return WarmStart(loaded, tuple(missing), unexpected)
 
 
-def preserve_function(model: FusedTransformer) -> None:
-    """Make a freshly fused model compute what its plain part does (see ``warm_start``)."""
+def preserve_function(model: FusedTransformer, fresh: Sequence[str]) -> None:
+    """Make a model compute what it would without its fresh BERT attention (see ``warm_start``).
+
+    A fresh norm of a stacked layer takes over from the norm before it, which then only normalises:
+    what it makes is normalised twice, once more than needed, to rounding and epsilon.
+    """
     with torch.no_grad():
-        for layer in [*model.encoder.layers, *model.decoder.layers]:
-            bert = layer.bert_attention
-            if bert is None:
+        for name, layer in model.named_modules():
+            if f"{name}.bert_attention.out_proj.weight" not in fresh:
                 continue
-            own = getattr(layer, "cross_attention", layer.self_attention).out_proj
-            bert.out_proj.weight.zero_()
-            bert.out_proj.bias.zero_()
-            if getattr(layer, "order", "parallel") == "parallel":
-                scale = 1 / layer.mixer.weights[0]
-                own.weight.mul_(scale)
-                own.bias.mul_(scale)
+            assert isinstance(layer, EncoderLayer | DecoderLayer)
+            assert layer.bert_attention is not None
+            layer.bert_attention.out_proj.weight.zero_()
+            layer.bert_attention.out_proj.bias.zero_()
+            own: SelfAttention | CrossAttention = layer.self_attention
+            if isinstance(layer, DecoderLayer):
+                own = layer.cross_attention
+                if layer.order != "parallel":
+                    _hand_over_norm(layer)
+                    continue
+            scale = 1 / layer.mixer.weights[0]
+            own.out_proj.weight.mul_(scale)
+            own.out_proj.bias.mul_(scale)
+
+
+def _hand_over_norm(layer: DecoderLayer) -> None:
+    if layer.pre_norm:
+        return
+    is_first = layer.order == "bert-first"
+    before = layer.self_attention_norm if is_first else layer.cross_attention_norm
+    layer.bert_attention_norm.load_state_dict(before.state_dict())
+    before.weight.fill_(1)
+    before.bias.zero_()
 
 
 @contextmanager

@@ -74,7 +74,8 @@ def compare(
     ],
     lowercase: Lowercase = False,
     resamples: Annotated[
-        int, typer.Option("--resamples", min=2, help="Bootstrap samples; p is at least 1 in these.")
+        int,
+        typer.Option("--resamples", min=2, help="Bootstrap samples; no p is under 1 / (this + 1)."),
     ] = 1000,
     quiet: Quiet = False,
 ) -> None:

@@ -112,16 +112,20 @@ def train_run(
     with processes() as (is_first, place):
         run = RunFolder(out, is_first=is_first)
         facts = _facts(data, init)
-        if is_first:
-            if resume and (out / "config.toml").exists():
-                run.check_config(recipe, facts)
-                run.write_config(recipe)
-            else:
-                run.create(recipe, facts)
+        is_resumed = resume and (out / "config.toml").exists()
+        if is_resumed and is_first:
+            run.check_config(recipe, facts)
+        elif is_first:
+            run.check_new()
+        # Built before anything is written: a recipe that does not fit leaves no folder behind.
+        session = Session(recipe, data, run, dev_lines, init, place or choose_device(device))
+        if is_resumed and is_first:
+            run.write_config(recipe)
+        elif is_first:
+            run.create(recipe, facts)
         if dist.is_initialized():
-            dist.barrier()  # the others look at the folder only once it is as it should be
+            dist.barrier()  # the others look into the folder only once it is as it should be
         with log_to(out / "log.txt" if is_first else None):
-            session = Session(recipe, data, run, dev_lines, init, place or choose_device(device))
             state = run.resume(session.trainer) if resume else TrainState()
             session.go(state, on_update)
             return state
@@ -179,10 +183,8 @@ class Session:
         init: Path | None,
         device: torch.device,
     ) -> None:
-        self.recipe, self.data, self.run = recipe, data, run
+        self.recipe, self.data, self.run, self.init = recipe, data, run, init
         self.trainer, self.card, self.start = build_trainer(recipe, data, init, device)
-        if self.start is not None:
-            _logger.info("warm start from %s: %s", init, self.start)
         model, encoder = self.trainer.module.model, self.trainer.module.encoder
         self.train_examples = examples(data, "train", encoder)
         self.dev_examples = examples(data, "dev", encoder)
@@ -198,6 +200,7 @@ class Session:
     def go(self, state: TrainState, on_update: Callable[[TrainState, Update], None]) -> None:
         """Train, validating before the first update of a warm start too."""
         if self.start is not None and state.step == 0:
+            _logger.info("warm start from %s: %s", self.init, self.start)
             self._report(state, self.validate())
 
         def log(state: TrainState, update: Update, seconds: float) -> None:

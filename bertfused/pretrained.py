@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from bertfused.batch import Batch, BertIds
@@ -26,7 +27,18 @@ from bertfused.wordpieces import OwnWordpieces, Wordpieces, own_model_folder
 Layer = int | Literal["average", "stochastic"]
 
 # In these models positions are counted from padding_idx + 1, so the table is longer than the limit.
-_OFFSET_POSITIONS = {"roberta", "xlm-roberta", "camembert", "xlm-roberta-xl"}
+_OFFSET_POSITIONS = {
+    "roberta",
+    "roberta-prelayernorm",
+    "xlm-roberta",
+    "xlm-roberta-xl",
+    "xmod",
+    "camembert",
+    "data2vec-text",
+    "ibert",
+    "longformer",
+    "mpnet",
+}
 
 
 class TransformersWordpieces(Wordpieces):
@@ -40,6 +52,8 @@ class TransformersWordpieces(Wordpieces):
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
             raise UserError(f"encoder {name} has no fast tokenizer, which is needed here")
+        if tokenizer.pad_token_id is None:
+            raise UserError(f"the tokenizer of encoder {name} has no padding token")
         backend.no_truncation()
         backend.no_padding()
         fingerprint = hashlib.sha256(backend.to_str().encode()).hexdigest()
@@ -106,8 +120,8 @@ class PretrainedEncoder(nn.Module):
         max_wordpieces: Use windows of at most this many wordpieces.
         segments: Give segment ids where the encoder has them.
         finetune: Let gradients through (all but the pooler).
-        own: An encoder that is not transformers' but answers like one (``own_encoder``), with
-            its wordpieces; ``name`` is then only a name.
+        own: An encoder that is not transformers' but answers like one, with its wordpieces;
+            ``name`` is then only a name.
 
     Attributes:
         bert_dim: Width of one layer's states.
@@ -307,8 +321,8 @@ def _load(what: Literal["tokenizer", "model", "config"], name: str) -> Any:
     transformers.logging.disable_progress_bar()
     try:
         return loader.from_pretrained(name, **options)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        reason = str(error).strip().partition("\n")[0]
         raise UserError(f"cannot load the {what} of encoder {name!r}: {reason}") from error
     finally:
         transformers.logging.set_verbosity(verbosity)
@@ -316,7 +330,7 @@ def _load(what: Literal["tokenizer", "model", "config"], name: str) -> Any:
 
 def _find(ids: Sequence[int], part: Sequence[int]) -> int:
     for start in range(len(ids) - len(part) + 1):
-        if list(ids[start : start + len(part)]) == list(part):
+        if part and list(ids[start : start + len(part)]) == list(part):
             return start
     raise UserError("the encoder's tokenizer changes text when it adds its special tokens")
 

@@ -75,14 +75,18 @@ class RunFolder:
         }
         return dict(sorted(steps.items()))
 
-    def create(self, recipe: Recipe, facts: dict[str, Any]) -> None:
-        """Start a run folder.
+    def check_new(self) -> None:
+        """Refuse a folder in which there is a run already.
 
         Raises:
-            UserError: If there is a run already.
+            UserError: If there is one.
         """
         if (self.path / "config.toml").exists():
             raise UserError(f"{self.path} already holds a run; continue it with --resume")
+
+    def create(self, recipe: Recipe, facts: dict[str, Any]) -> None:
+        """Start a run folder; raises as ``check_new`` does."""
+        self.check_new()
         make_folder(self.path)
         write_json(self.path / "run.json", facts)
         self.write_config(recipe)

@@ -7,7 +7,7 @@ from pathlib import Path
 import tokenizers
 import torch
 import transformers
-from tokenizers import models, normalizers, pre_tokenizers, processors
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bertfused.checkpoint import encoder_card, load_card, open_encoder, write_card
 from bertfused.config import FusionConfig
@@ -143,6 +143,7 @@ def _roberta() -> _Parts:
     vocabulary = {piece: id for id, piece in enumerate([*pieces, "<mask>"])}
     tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     tokenizer.post_processor = processors.RobertaProcessing(
         ("</s>", 2), ("<s>", 0), add_prefix_space=False
     )

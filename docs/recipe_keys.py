@@ -1,0 +1,97 @@
+"""Write the tables of all recipe keys into docs/training.md, from the schema itself.
+
+Run it after a change of a key, a default or a description: ``python docs/recipe_keys.py``.
+"""
+
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from bertfused.config import Corpus
+from docnmt.config import DocumentRecipe
+from docnmt.documents import Columns
+
+PAGE = Path(__file__).with_name("training.md")
+BEGIN, END = "<!-- begin recipe keys -->", "<!-- end recipe keys -->"
+BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+NAMES = {bool: "true, false", int: "integer", float: "number", str: "text", Path: "path"}
+
+
+def values(annotation: Any, bounds: str = "") -> str:
+    """Say what a value may be, as it is written in TOML.
+
+    >>> values(tuple[float, float]), values(tuple[bool, ...] | None), values(int | None, "≥ 1")
+    ('[number, number]', '[true, false, ...]', 'integer ≥ 1')
+    """
+    if annotation in NAMES:
+        return f"{NAMES[annotation]} {bounds}".strip()
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation.__name__.lower()
+    kind, parts = get_origin(annotation), [p for p in get_args(annotation) if p is not NoneType]
+    if kind is Literal:
+        return ", ".join(f'`"{part}"`' for part in parts)
+    if kind is Annotated:
+        return values(parts[0], bounds)
+    if kind is tuple:
+        return f"[{', '.join('...' if part is Ellipsis else values(part) for part in parts)}]"
+    return " or ".join(values(part, bounds) for part in parts)
+
+
+def limits(field: FieldInfo) -> str:
+    """Return the bounds of a number."""
+    found = [(name, getattr(own, name, None)) for own in field.metadata for name in BOUNDS]
+    return ", ".join(f"{BOUNDS[name]} {bound}" for name, bound in found if bound is not None)
+
+
+def default(field: FieldInfo) -> str:
+    """Return a default as it is written in TOML; nothing where a key is off."""
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True)
+    if value is None or value == ():
+        return ""
+    if isinstance(value, tuple):
+        value = list(value)
+    return f'`"{value}"`' if isinstance(value, str) else f"`{str(value).lower()}`"
+
+
+def table(model: type[BaseModel]) -> str:
+    """Return the keys of one section as a Markdown table."""
+    lines = ["| key | default | values | meaning |", "|---|---|---|---|"]
+    for name, field in model.model_fields.items():
+        allowed = values(field.annotation, limits(field))
+        meaning = (field.description or "").replace("<", r"\<").replace("*", r"\*")
+        lines.append(f"| `{name}` | {default(field)} | {allowed} | {meaning} |")
+    return "\n".join(lines)
+
+
+def section(annotation: Any) -> type[BaseModel]:
+    """Return the model of a section, also of one that may be absent."""
+    found = [part for part in (annotation, *get_args(annotation)) if isinstance(part, type)]
+    return next(model for model in found if issubclass(model, BaseModel))
+
+
+def tables() -> str:
+    """Return the tables of all sections, and of the tables within them."""
+    parts = []
+    for name, field in DocumentRecipe.model_fields.items():
+        note = " (docnmt only)" if name == "documents" else ""
+        parts += [f"### [{name}]{note}", table(section(field.annotation))]
+        if name == "data":
+            parts += ["A corpus:", table(Corpus)]
+        if name == "documents":
+            parts += ["Its columns:", table(Columns)]
+    return "\n\n".join(parts)
+
+
+def updated(page: str) -> str:
+    """Return a page with the text between its marks made anew."""
+    before, _, rest = page.partition(BEGIN)
+    return f"{before}{BEGIN}\n\n{tables()}\n\n{END}{rest.partition(END)[2]}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(updated(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
