@@ -348,8 +348,8 @@ def warm_start(model: FusedTransformer, run: Path, fusion: FusionConfig | None) 
 def preserve_function(model: FusedTransformer, fresh: Sequence[str]) -> None:
     """Make a model compute what it would without its fresh BERT attention (see ``warm_start``).
 
-    A fresh norm of a stacked layer takes over from the norm before it, which then only normalises:
-    what it makes is normalised twice, once more than needed, to rounding and epsilon.
+    In a stacked layer after the norm its own fresh norm takes over the weights of the one before
+    it, which then only normalises: to do that twice is to do it once, up to epsilon.
     """
     with torch.no_grad():
         for name, layer in model.named_modules():

@@ -264,7 +264,7 @@ def add_commands(app: typer.Typer, mode: Mode) -> None:
         lines = mode.source_lines(input, translator.members[0].card.documents)
         if prefix is not None:
             lines = with_prefixes(lines, prefix)
-        total = count_lines(input) if input is not None else None
+        total = lines_to_come(input)
         with progress("lines", total, quiet) as advance, open_output(output) as writer:
             for number, translation in enumerate(
                 translate_lines(
@@ -309,7 +309,7 @@ def add_commands(app: typer.Typer, mode: Mode) -> None:
         pairs, structure = tee(read_pairs_of(mode, source, target, documents))
         sentences = ((s, t) for s, t in pairs if not isinstance(s, str))
         scores = score_pairs(translator, sentences, batch_tokens=batch_tokens)
-        total = count_lines(source)
+        total = lines_to_come(source)
         with progress("pairs", total, quiet) as advance, open_output(output) as writer:
             for line, _ in structure:
                 own = PairScore(0.0, 0) if isinstance(line, str) else next(scores)
@@ -393,6 +393,7 @@ def train_model(
 
     folder = DataFolder.open(data)
     documents = folder.report.documents if folder.report is not None else None
+    check_documents(mode, recipe, data, documents)
     with progress("steps", recipe.train.max_steps, quiet) as advance:
         train_run(
             recipe,
@@ -404,6 +405,34 @@ def train_model(
             device=device,
             on_update=lambda state, update: advance(1),
         )
+
+
+def check_documents(
+    mode: Mode, recipe: Recipe, data: Path, prepared: Mapping[str, Any] | None
+) -> None:
+    """Refuse data whose contexts are not those of the recipe.
+
+    Raises:
+        UserError: Naming what differs.
+    """
+    wanted = mode.documents(recipe)
+    if wanted is None and prepared is not None:
+        raise UserError(f"{data} was prepared from documents; use the docnmt command")
+    if wanted is not None and prepared is None:
+        raise UserError(f"{data} was prepared sentence by sentence; prepare it with docnmt")
+    if wanted is None or prepared is None or recipe.fusion is None:
+        return
+    for key in sorted({*wanted, *prepared}):
+        if wanted.get(key) != prepared.get(key):
+            raise UserError(
+                f"{data} was prepared with documents.{key} = {prepared.get(key)!r}, but the "
+                f"recipe has {wanted.get(key)!r}"
+            )
+
+
+def lines_to_come(path: Path | None) -> int | None:
+    """Count the lines of a file for a progress bar; what flows through a pipe is not there yet."""
+    return count_lines(path) if path is not None and path.is_file() else None
 
 
 def search_options(search: SearchConfig, **options: Any) -> SearchConfig:
@@ -497,6 +526,10 @@ def read_pairs_of(
         if (own := next(targets, None)) is None:
             raise UserError(
                 f"{target} has {number - 1:,} lines but {source} has {count_lines(source):,}"
+            )
+        if isinstance(line, str) and own.strip() != line.strip():
+            raise UserError(
+                f"{target}, line {number}: {own!r} stands where {source} separates documents"
             )
         yield line, own
     if next(targets, None) is not None:

@@ -35,7 +35,10 @@ class FeatureCache:
         data = prefix.with_suffix(".bin")
         if data.stat().st_size != self._starts[-1] * width * np.dtype(dtype).itemsize:
             raise UserError(f"{data} is damaged: its size does not fit {prefix.name}.idx")
-        self._states = np.memmap(data, dtype=dtype, mode="r", shape=(self._starts[-1], width))
+        shape = (int(self._starts[-1]), width)
+        self._states: NDArray[np.floating] = np.empty((0, width), dtype)
+        if shape[0]:  # nothing cannot be mapped
+            self._states = np.memmap(data, dtype=dtype, mode="r", shape=shape)
 
     def __len__(self) -> int:
         return len(self._starts) - 1

@@ -19,6 +19,7 @@ from bertfused.attention import (
 )
 from bertfused.batch import Batch
 from bertfused.config import FusionConfig, ModelConfig
+from bertfused.errors import UserError
 from bertfused.layers import (
     BranchMixer,
     DecoderLayer,
@@ -87,6 +88,11 @@ class Embedding(nn.Module):
 
     def _positions(self, start: int, length: int) -> Float[Tensor, "length model_dim"]:
         if self.positions is not None:
+            if start + length > self.positions.num_embeddings:
+                raise UserError(
+                    f"a sentence has {start + length} tokens, but the model has learned only "
+                    f"{self.positions.num_embeddings} positions (model.max_positions)"
+                )
             return self.positions.weight[start : start + length]
         if start + length > len(self.table):
             size = 2 * (start + length)

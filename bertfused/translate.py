@@ -107,16 +107,17 @@ class Member:
     def examples(self, lines: Sequence[SourceLine], counts: Counter[str]) -> list[Example]:
         """Make the ids of lines, without targets."""
         eos = self.source.vocabulary.eos
-        sources = self.source.encode_batch([line.text for line in lines])
-        examples = []
-        for line, ids in zip(lines, sources, strict=True):
-            bert = None
-            if self.encoder is not None:
-                pieces = self.encoder.wordpieces.encode(line.text, line.context)
-                counts["context wordpieces cut"] += pieces.truncated
-                bert = pieces.ids
-            examples.append(Example(source=[*ids, eos], bert=bert))
-        return examples
+        texts = [line.text for line in lines]
+        examples = [Example(source=[*ids, eos]) for ids in self.source.encode_batch(texts)]
+        if self.encoder is None:
+            return examples
+        contexts = [line.context for line in lines]
+        inputs = self.encoder.wordpieces.encode_batch(texts, contexts)
+        counts["context wordpieces cut"] += sum(pieces.truncated for pieces in inputs)
+        return [
+            replace(example, bert=pieces.ids)
+            for example, pieces in zip(examples, inputs, strict=True)
+        ]
 
     def batch(self, examples: Sequence[Example], device: torch.device) -> Batch:
         """Collate examples and attach the pretrained encoder's states."""
@@ -230,7 +231,9 @@ class Translator:
         for i, line in enumerate(lines):
             if line.text.strip():
                 texts = self._fit(line.text, long, f"line {number + i + 1}")
-                pieces += [_Piece(i, part, replace(line, text=t)) for part, t in enumerate(texts)]
+                for part, text in enumerate(texts):
+                    prefix = None if part else line.prefix  # it begins the line, not every piece
+                    pieces.append(_Piece(i, part, replace(line, text=text, prefix=prefix)))
         sources = [piece.source for piece in pieces]
         examples = [member.examples(sources, self.counts) for member in self.members]
         lengths = np.array([len(example.source) for example in examples[0]], dtype=np.int64)
@@ -352,7 +355,8 @@ def _join(parts: list[tuple[Translated, ...]], nbest: int) -> tuple[Translated, 
     if len(parts) == 1:
         return parts[0]
     joined = []
-    for own in zip(*parts, strict=True) if parts else [()] * nbest:
+    for rank in range(min(map(len, parts), default=nbest)):
+        own = [part[rank] for part in parts]
         log_probs = [log_prob for part in own for log_prob in part.token_log_probs]
         total = math.fsum(log_probs)
         joined.append(

@@ -9,6 +9,7 @@ from torch import nn
 from bertfused.batch import Batch
 from bertfused.checkpoint import copy_tensors, model_tensors
 from bertfused.config import FusionConfig, ModelConfig
+from bertfused.errors import UserError
 from bertfused.layers import BranchMixer, DecoderLayer, EncoderLayer, sinusoids
 from bertfused.loss import cross_entropy
 from bertfused.model import DecoderState, Embedding, FusedTransformer, Memory, build_model
@@ -151,6 +152,17 @@ def test_embeddings_are_scaled_and_have_positions_added() -> None:
     torch.testing.assert_close(
         learned(ids, 2), expected - learned.positions.weight[:3] + (learned.positions.weight[2:5])
     )
+
+
+def test_a_sentence_beyond_the_learned_positions_is_refused() -> None:
+    message = (
+        "a sentence has 6 tokens, but the model has learned only 5 positions (model.max_positions)"
+    )
+    own = embedding(5)
+    own(torch.full((1, 5), 4))
+    for arguments in ((torch.full((1, 6), 4),), (torch.full((1, 2), 4), 4)):
+        with pytest.raises(UserError, match=re.escape(message)):
+            own(*arguments)
 
 
 def test_embeddings_are_normed_before_dropout() -> None:

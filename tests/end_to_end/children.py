@@ -53,7 +53,7 @@ def start(
     return process
 
 
-def finish(process: BaseProcess, seconds: float = 120) -> int:
+def finish(process: BaseProcess, seconds: float = 300) -> int:
     """Wait for the end of a process and return its exit status, -9 if it was killed."""
     process.join(seconds)
     if process.exitcode is None:
