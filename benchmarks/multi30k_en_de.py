@@ -65,7 +65,7 @@ class Size:
 
 SIZES = (
     Size(3_000, 2_000, 100, 100, (0.3, 0.5), (1e-3, 2e-3), scratch=True),
-    Size(10_000, 4_000, 150, 120, (0.2, 0.3), (1e-3, 2e-3), scratch=True),
+    Size(10_000, 4_000, 150, 120, (0.2, 0.3), (2e-3,), scratch=True),
     Size(29_000, 6_000, 1_100, 240, (0.2, 0.3), (1e-3,), scratch=False),
 )
 QUICK = (Size(200, 400, 2, 2, (0.3,), (1e-3,), scratch=False, tested=20),)

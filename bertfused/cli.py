@@ -86,8 +86,10 @@ def compare(
     references = list(read_lines(reference))
     hypotheses = {str(path): list(read_lines(path)) for path in systems}
     for name, lines in hypotheses.items():
-        for warning in metrics.check_texts(lines, references):
-            _logger.warning("%s: %s", name, warning)
+        for warning in metrics.check_texts(
+            lines, references, hypothesis_name=name, reference_name=str(reference)
+        ):
+            _logger.warning("%s", warning)
     found = metrics.paired_bootstrap(
         references, hypotheses, lowercase=lowercase, resamples=resamples
     )

@@ -54,12 +54,6 @@ def run_app(app: typer.Typer) -> None:
     except UserError as error:
         print(f"{app.info.name}: error: {error}", file=sys.stderr)
         sys.exit(2)
-    except BrokenPipeError:
-        # The reader of our output has gone, as with `| head`.
-        sys.stderr.close()
-        sys.exit(141)
-    except KeyboardInterrupt:
-        sys.exit(130)
 
 
 def log_to_stderr(quiet: bool) -> None:

@@ -25,6 +25,7 @@ from bertfused.checkpoint import (
     WarmStart,
     encoder_card,
     hash_text_files,
+    load_card,
     model_folder,
     open_encoder,
     warm_start,
@@ -37,6 +38,7 @@ from bertfused.metrics import Score, bleu
 from bertfused.model import FusedTransformer
 from bertfused.pretrained import PretrainedEncoder
 from bertfused.run import RunFolder, log_to, processes, save_evaluated
+from bertfused.subwords import load_tokenizer
 from bertfused.text import read_lines, replace_file, sha256_file
 from bertfused.training import (
     LossModule,
@@ -143,6 +145,7 @@ def build_trainer(
     start = None
     if init is not None:
         _check_finetuned(init, fusion)
+        _check_dictionaries(init, data)
         start = warm_start(model, init, fusion)
     module = LossModule(
         model,
@@ -169,6 +172,18 @@ def _check_finetuned(init: Path, fusion: FusionConfig | None) -> None:
         raise UserError(
             f"cannot start from {init}: its encoder was fine-tuned; set fusion.encoder = '{own}'"
         )
+
+
+def _check_dictionaries(init: Path, data: DataFolder) -> None:
+    """Refuse to go on from a model to which the numbers in the data mean other symbols."""
+    folder = model_folder(init)
+    card = load_card(folder)
+    for language, own in zip((card.source, card.target), data.tokenizers(), strict=True):
+        if load_tokenizer(folder, language).vocabulary.symbols != own.vocabulary.symbols:
+            raise UserError(
+                f"cannot start from {init}: its dict.{language}.txt is not that of {data.path}; "
+                f"prepare the data with subwords.reuse = '{folder}'"
+            )
 
 
 class Session:

@@ -20,21 +20,26 @@ PLAIN = {
 
 
 def tiny_model(
-    fusion: FusionConfig | dict[str, object] | None = None, *, seed: int = 5, **options: object
+    fusion: FusionConfig | dict[str, object] | None = None,
+    *,
+    seed: int = 5,
+    bert_dim: int = BERT_DIM,
+    **options: object,
 ) -> FusedTransformer:
     """Build a network in which no parameter has its starting value; ``options`` of [model]."""
     config = ModelConfig.model_validate({**PLAIN, **options})
-    model = build_model(
-        config,
-        FusionConfig.model_validate(fusion) if fusion is not None else None,
-        source_size=SOURCE_SIZE,
-        target_size=SOURCE_SIZE if config.share_embeddings == "all" else TARGET_SIZE,
-        bert_dim=BERT_DIM,
-    )
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.3 * torch.randn(parameter.shape, generator=generator)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = build_model(
+            config,
+            FusionConfig.model_validate(fusion) if fusion is not None else None,
+            source_size=SOURCE_SIZE,
+            target_size=SOURCE_SIZE if config.share_embeddings == "all" else TARGET_SIZE,
+            bert_dim=bert_dim,
+        )
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter += 0.3 * torch.randn_like(parameter)
     return model.eval()
 
 

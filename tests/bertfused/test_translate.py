@@ -101,7 +101,7 @@ def test_batches_of_any_size_and_order_give_the_same(any_translator: Translator)
     """Batches of about 7, one line a batch, and all 64; forwards and shuffled."""
     given = lines(64)
     expected = list(any_translator.translate(given, SEARCH, batch_tokens=40))
-    assert len(set(texts(expected))) > 12
+    assert len({own.hypotheses[0].score for own in expected}) > 50
     order = list(range(64))
     for batch_tokens in (1, 10_000):
         random.Random(batch_tokens).shuffle(order)

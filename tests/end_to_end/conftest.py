@@ -5,6 +5,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from tests.end_to_end.children import train
 from tests.end_to_end.corpus import succeed, write_bert, write_corpus, write_recipe
 
 
@@ -41,11 +42,9 @@ def small(tmp_path_factory: pytest.TempPathFactory, text: Path, bert: Path) -> S
     fused_recipe = write_recipe(text / "fused.toml", fusion)
     small = Small(text, bert, recipe, fused_recipe, root / "data", root / "plain", root / "fused")
     succeed("bertfused prepare", fused_recipe, "--out", small.data)
-    succeed("bertfused train", recipe, "--data", small.data, "--out", small.plain)
-    succeed(
-        "bertfused train", fused_recipe, "--data", small.data, "--out", small.fused,
-        "--init", small.plain, "--set", "train.max_steps=40",
-    )  # fmt: skip
+    train("bertfused train", recipe, "--data", small.data, "--out", small.plain)
+    start = ["--init", small.plain, "--set", "train.max_steps=40"]
+    train("bertfused train", fused_recipe, "--data", small.data, "--out", small.fused, *start)
     return small
 
 

@@ -72,8 +72,8 @@ def command(line: str, *args: object, stdin: bytes = b"") -> Ran:
     """
     program, *words = line.split()
     streams = {
-        "stdin": io.TextIOWrapper(io.BytesIO(stdin)),
-        "stdout": io.TextIOWrapper(io.BytesIO(), write_through=True),
+        "stdin": io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"),
+        "stdout": io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True),
         "stderr": io.StringIO(),
     }
     handlers = logging.getLogger().handlers[:]

@@ -1,0 +1,76 @@
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from bertfused.checkpoint import load_model, model_tensors
+from bertfused.config import Recipe
+from bertfused.data import DataFolder
+from bertfused.errors import UserError
+from bertfused.fit import build, build_trainer
+from bertfused.subwords import Tokenizer, Words
+from bertfused.vocab import Vocabulary
+from tests.tiny_run import TINY, make_run
+
+
+def recipe(**model: object) -> Recipe:
+    files = {"source": "a", "target": "b"}
+    return Recipe.model_validate(
+        {
+            "data": {"source": "en", "target": "de", "train": [files], "dev": files},
+            "model": {**TINY, **model},
+            "train": {"max_steps": 1},
+        }
+    )
+
+
+def data_of(path: Path, *, first: str = "w0", swapped: bool = False) -> DataFolder:
+    """A DATA folder without any text, for both sides of which w0 ... w35 are symbols."""
+    words = [first, *(f"w{number}" for number in range(1, 36))]
+    if swapped:
+        words[:2] = words[1::-1]
+    path.mkdir()
+    for language in ("en", "de"):
+        Tokenizer(Words(), Vocabulary(words, range(36, 0, -1))).save(path, language)
+    return DataFolder(path, ("en", "de"), None, {})
+
+
+def test_a_warm_start_takes_the_weights(tmp_path: Path) -> None:
+    make_run(tmp_path / "run")
+    trainer, _, start = build_trainer(recipe(), data_of(tmp_path / "data"), tmp_path / "run")
+    assert start is not None
+    assert start.fresh == ()
+    theirs = model_tensors(load_model(tmp_path / "run").model)
+    for name, tensor in model_tensors(trainer.module.model).items():
+        assert torch.equal(tensor, theirs[name])
+
+
+@pytest.mark.parametrize("change", [{"first": "other"}, {"swapped": True}])
+def test_a_model_of_another_dictionary_of_the_same_size_is_refused(
+    tmp_path: Path, change: dict[str, object]
+) -> None:
+    """Its embeddings would be loaded without a word, each for another symbol."""
+    make_run(tmp_path / "run")
+    data = data_of(tmp_path / "data", **change)
+    with pytest.raises(UserError) as caught:
+        build_trainer(recipe(), data, tmp_path / "run")
+    assert str(caught.value) == (
+        f"cannot start from {tmp_path / 'run'}: its dict.en.txt is not that of {data.path}; "
+        f"prepare the data with subwords.reuse = '{tmp_path / 'run' / 'model'}'"
+    )
+
+
+def test_what_does_not_fit_together_is_the_users_to_mend(tmp_path: Path) -> None:
+    _, card, _ = build_trainer(recipe(), data_of(tmp_path / "data"))
+    message = "share_embeddings = 'all' needs one vocabulary, but the source has 40 entries and"
+    with pytest.raises(UserError, match=re.escape(message)):
+        build(card.model_copy(update={"target_size": 30}))
+
+
+def test_equal_seeds_build_equal_models(tmp_path: Path) -> None:
+    data = data_of(tmp_path / "data")
+    first, second = (build_trainer(recipe(), data)[0] for _ in range(2))
+    theirs = model_tensors(second.module.model)
+    for name, tensor in model_tensors(first.module.model).items():
+        assert torch.equal(tensor, theirs[name])
