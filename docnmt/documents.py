@@ -12,24 +12,22 @@ the documents, memory does not grow with the file.
 
 import json
 import logging
-import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args
-from xml.parsers import expat
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, model_validator
 
 from bertfused.errors import UserError
 from bertfused.text import count_lines, read_lines
+from docnmt.records import Record, Side, at, name_of
+from docnmt.wmt import wmt_records
 
 logger = logging.getLogger(__name__)
 
 Format = Literal["blank", "d", "docids", "tsv", "jsonl", "wmt"]
-Side = Literal["source", "target"]
 Column = Annotated[StrictInt, Field(ge=0)] | Annotated[StrictStr, Field(min_length=1)]
 First = TypeVar("First")
 Second = TypeVar("Second")
@@ -131,7 +129,7 @@ def read_corpus(
     _check_options(format, columns, docids)
     sources = _records(source, "source", format, columns, docids, one_file=source == target)
     if target is None:
-        pairs: Iterator[tuple[_Record, _Record | None]] = ((record, None) for record in sources)
+        pairs: Iterator[tuple[Record, Record | None]] = ((record, None) for record in sources)
     else:
         targets = _records(target, "target", format, columns, docids, one_file=source == target)
         pairs = _pair_sides(sources, targets, source, target, format)
@@ -281,13 +279,6 @@ def _check_columns(format: str, columns: Columns | None) -> None:
 # ---- one side of a file, line by line
 
 
-class _Record(NamedTuple):
-    line: int
-    document: str | None  # None: a separator
-    text: str
-    segment: str = ""  # WMT only
-
-
 def _records(
     path: Path | None,
     side: Side,
@@ -295,7 +286,7 @@ def _records(
     columns: Columns | None,
     docids: Path | None,
     one_file: bool = False,
-) -> Iterator[_Record]:
+) -> Iterator[Record]:
     match format:
         case "blank":
             return _blank_records(path)
@@ -310,93 +301,93 @@ def _records(
             columns = columns or DEFAULT_COLUMNS["jsonl"]
             return _consecutive(_jsonl_records(path, side, columns), path)
         case "wmt":
-            return _wmt_records(path, side, one_file)
+            return wmt_records(path, side, one_file)
 
 
-def _blank_records(path: Path | None) -> Iterator[_Record]:
+def _blank_records(path: Path | None) -> Iterator[Record]:
     document = 0
     is_inside = False
     for number, line in enumerate(read_lines(path), start=1):
         if not line.strip():
             is_inside = False
-            yield _Record(number, None, "")
+            yield Record(number, None, "")
             continue
         if not is_inside:
             is_inside = True
             document += 1
-        yield _Record(number, str(document), line)
+        yield Record(number, str(document), line)
 
 
-def _d_records(path: Path | None) -> Iterator[_Record]:
+def _d_records(path: Path | None) -> Iterator[Record]:
     document = 0
     for number, line in enumerate(read_lines(path), start=1):
         stripped = line.strip()
         if stripped == "<d>":
             document += 1
-            yield _Record(number, None, "<d>")
+            yield Record(number, None, "<d>")
         elif stripped.startswith("<d>"):
-            raise UserError(f"{_at(path, number)}: a <d> line holds nothing else, not {stripped!r}")
+            raise UserError(f"{at(path, number)}: a <d> line holds nothing else, not {stripped!r}")
         elif document == 0:
-            raise UserError(f"{_at(path, number)}: text before the first <d> line")
+            raise UserError(f"{at(path, number)}: text before the first <d> line")
         else:
-            yield _Record(number, str(document), line)
+            yield Record(number, str(document), line)
 
 
-def _docid_records(path: Path | None, docids: Path) -> Iterator[_Record]:
+def _docid_records(path: Path | None, docids: Path) -> Iterator[Record]:
     def unequal(lines: int, ids: int) -> str:
-        return f"{_name(path)} has {lines:,} lines but {docids} has {ids:,} document ids"
+        return f"{name_of(path)} has {lines:,} lines but {docids} has {ids:,} document ids"
 
     pairs = _strict_zip(read_lines(path), read_lines(docids), unequal)
     for number, (line, document) in enumerate(pairs, start=1):
         if not document.strip():
-            raise UserError(f"{_at(docids, number)}: the document id is empty")
-        yield _Record(number, document.strip(), line)
+            raise UserError(f"{at(docids, number)}: the document id is empty")
+        yield Record(number, document.strip(), line)
 
 
-def _tsv_records(path: Path | None, side: Side, columns: Columns) -> Iterator[_Record]:
+def _tsv_records(path: Path | None, side: Side, columns: Columns) -> Iterator[Record]:
     text_column = _text_column(columns, side)
     for number, line in enumerate(read_lines(path), start=1):
         cells = line.split("\t")
         for part, column in (("document", columns.document), (side, text_column)):
             if int(column) >= len(cells):
                 raise UserError(
-                    f"{_at(path, number)}: no column {column} ({part}; columns count from 0), "
+                    f"{at(path, number)}: no column {column} ({part}; columns count from 0), "
                     f"the line has {len(cells)}"
                 )
         document = cells[int(columns.document)].strip()
         if not document:
-            raise UserError(f"{_at(path, number)}: the document id is empty")
-        yield _Record(number, document, cells[int(text_column)])
+            raise UserError(f"{at(path, number)}: the document id is empty")
+        yield Record(number, document, cells[int(text_column)])
 
 
-def _jsonl_records(path: Path | None, side: Side, columns: Columns) -> Iterator[_Record]:
+def _jsonl_records(path: Path | None, side: Side, columns: Columns) -> Iterator[Record]:
     text_column = _text_column(columns, side)
     for number, line in enumerate(read_lines(path), start=1):
         try:
             record = json.loads(line)
         except (ValueError, RecursionError):
-            raise UserError(f"{_at(path, number)}: not a JSON record") from None
+            raise UserError(f"{at(path, number)}: not a JSON record") from None
         if not isinstance(record, dict):
-            raise UserError(f"{_at(path, number)}: not a JSON object")
+            raise UserError(f"{at(path, number)}: not a JSON object")
         document = _json_text(record, columns.document, path, number).strip()
         if not document:
-            raise UserError(f"{_at(path, number)}: the document id is empty")
+            raise UserError(f"{at(path, number)}: the document id is empty")
         text = _json_text(record, text_column, path, number)
-        yield _Record(number, document, text)
+        yield Record(number, document, text)
 
 
 def _json_text(record: dict[str, Any], column: Column, path: Path | None, number: int) -> str:
     value = record.get(str(column))
     if value is None:
-        raise UserError(f"{_at(path, number)}: no column {column!r}")
+        raise UserError(f"{at(path, number)}: no column {column!r}")
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
     if not isinstance(value, str):
-        raise UserError(f"{_at(path, number)}: column {column!r} is not text")
+        raise UserError(f"{at(path, number)}: column {column!r} is not text")
     if "\n" in value:
-        raise UserError(f"{_at(path, number)}: column {column!r} holds a line break")
+        raise UserError(f"{at(path, number)}: column {column!r} holds a line break")
     if any("\ud800" <= character <= "\udfff" for character in value):
-        raise UserError(f"{_at(path, number)}: column {column!r} holds half a surrogate pair")
+        raise UserError(f"{at(path, number)}: column {column!r} holds half a surrogate pair")
     return value
 
 
@@ -407,7 +398,7 @@ def _text_column(columns: Columns, side: Side) -> Column:
     return column
 
 
-def _consecutive(records: Iterator[_Record], path: Path | None) -> Iterator[_Record]:
+def _consecutive(records: Iterator[Record], path: Path | None) -> Iterator[Record]:
     """Refuse a document whose lines do not stand together: its windows would be wrong."""
     seen: set[str | None] = set()
     current: str | None = None
@@ -416,221 +407,23 @@ def _consecutive(records: Iterator[_Record], path: Path | None) -> Iterator[_Rec
             current = record.document
             if current in seen:
                 raise UserError(
-                    f"{_at(path, record.line)}: document {current!r} begins again; "
+                    f"{at(path, record.line)}: document {current!r} begins again; "
                     "the lines of a document must stand together"
                 )
             seen.add(current)
         yield record
 
 
-# ---- WMT files
-
-# The files before 2021 look like XML but often are not (bare ampersands), so these roots are
-# scanned for the few tags that matter; every other file must be well-formed.
-_SGML_ROOTS = ("srcset", "refset", "tstset", "mteval", "doc")
-_SGML_TAG = re.compile(r"<(/?)(srcset|refset|tstset|doc|seg)\b([^>]*)>", re.IGNORECASE)
-_ATTRIBUTE = re.compile(r"""([\w:-]+)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'>]+))""")
-_REFERENCE = re.compile(r"&(?:(amp|lt|gt|quot|apos)|#([0-9]{1,7})|#[xX]([0-9a-fA-F]{1,6}));")
-_NAMED = {"amp": "&", "lt": "<", "gt": ">", "quot": '"', "apos": "'"}
-_LINES_BEFORE_ROOT = 100
-
-
-def _wmt_records(path: Path | None, side: Side, one_file: bool) -> Iterator[_Record]:
-    lines = read_lines(path)
-    head = list(islice(lines, _LINES_BEFORE_ROOT))
-    root = re.search(r"<([A-Za-z]\w*)", "\n".join(head))
-    lines = chain(head, lines)
-    reader = _WmtReader(path, side, one_file)
-    is_sgml = root is not None and root[1].lower() in _SGML_ROOTS
-    for _ in _scan_sgml(lines, reader) if is_sgml else _parse_xml(lines, reader):
-        yield from reader.take()
-    reader.finish()
-    if reader.testsuites:
-        logger.info("%s: %d test-suite documents skipped", _name(path), reader.testsuites)
-
-
-class _WmtReader:
-    """Collect the segments of one side from the tags and the text of a WMT file."""
-
-    def __init__(self, path: Path | None, side: Side, one_file: bool) -> None:
-        self.path = path
-        self.wanted = "src" if side == "source" else "ref"
-        self.one_file = one_file
-        self.testsuites = 0
-        self._records: list[_Record] = []
-        self._seen: set[str] = set()
-        self._open_sets: list[str] = []
-        self._document: str | None = None
-        self._element: str | None = None  # src, ref or hyp
-        self._has_side = False  # the first <ref> of a document counts, others do not
-        self._has_segment = False
-        self._is_testsuite = False
-        self._segment: tuple[int, str] | None = None  # line and id
-        self._text: list[str] = []
-
-    def open(self, name: str, attributes: dict[str, str], line: int) -> None:
-        if self._segment is not None and name in ("doc", "seg"):
-            raise UserError(f"{_at(self.path, line)}: <{name}> inside a <seg>")
-        if name == "doc":
-            self._open_document(attributes, line)
-        elif name in ("src", "ref", "hyp"):
-            self._element = name
-        elif name == "seg":
-            if self._document is None:
-                raise UserError(f"{_at(self.path, line)}: <seg> outside a <doc>")
-            if self.one_file and self._element is None:
-                raise UserError(
-                    f"{_at(self.path, line)}: <seg> outside <src> and <ref>; this file holds one "
-                    "side, name the other side's file too"
-                )
-            self._segment = line, attributes.get("id", "")
-            self._text.clear()
-        elif name.endswith("set") and name != "dataset":
-            self._open_sets.append(name)
-
-    def _open_document(self, attributes: dict[str, str], line: int) -> None:
-        document = " ".join((attributes.get("docid") or attributes.get("id") or "").split())
-        if self._document is not None:
-            raise UserError(f"{_at(self.path, line)}: <doc> inside document {self._document!r}")
-        if not document:
-            raise UserError(f"{_at(self.path, line)}: a <doc> without an id")
-        self._is_testsuite = "testsuite" in attributes  # as sacreBLEU: it has no references
-        if self._is_testsuite:
-            self.testsuites += 1
-        elif document in self._seen:
-            raise UserError(f"{_at(self.path, line)}: document {document!r} begins again")
-        self._seen.add(document)
-        self._document = document
-        self._element = None
-        self._has_side = self._has_segment = False
-
-    def close(self, name: str, line: int) -> None:
-        if name == "seg" and self._segment is not None and self._document is not None:
-            if self._is_wanted():
-                text = re.sub(r"[ \t]*[\r\n]+[ \t]*", " ", "".join(self._text).strip(" \t\r\n"))
-                self._records.append(
-                    _Record(self._segment[0], self._document, text, self._segment[1])
-                )
-                self._has_segment = True
-            self._segment = None
-        elif name in ("src", "ref", "hyp"):
-            self._has_side = self._has_side or name == self.wanted
-            self._element = None
-        elif name == "doc":
-            if self._segment is not None:
-                raise UserError(f"{_at(self.path, line)}: </doc> inside a <seg>")
-            if not self._has_segment and not self._is_testsuite:
-                where = _at(self.path, line)
-                raise UserError(
-                    f"{where}: document {self._document!r} has no {self.wanted} segments"
-                )
-            self._document = None
-        elif self._open_sets and name == self._open_sets[-1]:
-            self._open_sets.pop()
-
-    def text(self, text: str) -> None:
-        if self._segment is not None:
-            self._text.append(text)
-
-    def take(self) -> list[_Record]:
-        records, self._records = self._records, []
-        return records
-
-    def finish(self) -> None:
-        if self._document is not None:
-            raise UserError(f"{_name(self.path)} ends inside document {self._document!r}")
-        if self._open_sets:
-            raise UserError(f"{_name(self.path)} ends inside <{self._open_sets[-1]}>")
-        if not self._seen:
-            raise UserError(f"{_name(self.path)} has no <doc>; is it a WMT file?")
-
-    def _is_wanted(self) -> bool:
-        if self._is_testsuite:
-            return False
-        return self._element is None or (self._element == self.wanted and not self._has_side)
-
-
-def _parse_xml(lines: Iterable[str], reader: _WmtReader) -> Iterator[None]:
-    """Feed well-formed XML to the reader, a line a step; entities of its own are refused."""
-    parser = expat.ParserCreate()
-
-    def refuse_entity(name: str, *_: Any) -> None:
-        raise UserError(
-            f"{_at(reader.path, parser.CurrentLineNumber)}: entity {name!r}; WMT files may only "
-            "use the five of XML"
-        )
-
-    parser.EntityDeclHandler = refuse_entity
-    parser.SkippedEntityHandler = refuse_entity
-    parser.StartElementHandler = lambda name, attributes: reader.open(
-        name, attributes, parser.CurrentLineNumber
-    )
-    parser.EndElementHandler = lambda name: reader.close(name, parser.CurrentLineNumber)
-    parser.CharacterDataHandler = reader.text
-    try:
-        for line in lines:
-            parser.Parse(line + "\n")
-            yield
-        parser.Parse("", True)
-    except expat.ExpatError as error:
-        problem = expat.ErrorString(error.code)
-        raise UserError(f"{_at(reader.path, error.lineno)}: not XML: {problem}") from None
-
-
-def _scan_sgml(lines: Iterable[str], reader: _WmtReader) -> Iterator[None]:
-    """Feed the older, SGML-like files to the reader, a line a step."""
-    for number, line in enumerate(lines, start=1):
-        position = 0
-        for tag in _SGML_TAG.finditer(line):
-            reader.text(_unescape(line[position : tag.start()]))
-            position = tag.end()
-            if tag[1]:
-                reader.close(tag[2].lower(), number)
-            else:
-                reader.open(tag[2].lower(), _attributes(tag[3]), number)
-        reader.text(_unescape(line[position:]) + "\n")
-        yield
-
-
-def _attributes(text: str) -> dict[str, str]:
-    """Read the attributes of a tag.
-
-    >>> _attributes('docid="a&amp;b" genre=news')
-    {'docid': 'a&b', 'genre': 'news'}
-    """
-    return {
-        match[1].lower(): _unescape(match[2] or match[3] or match[4] or "")
-        for match in _ATTRIBUTE.finditer(text)
-    }
-
-
-def _unescape(text: str) -> str:
-    """Replace XML's own five entities and character numbers; any other ampersand is text.
-
-    >>> _unescape("AT&T &lt;3 &amp; &#233;&foo;")
-    'AT&T <3 & é&foo;'
-    """
-
-    def character(match: re.Match[str]) -> str:
-        if match[1]:
-            return _NAMED[match[1]]
-        code = int(match[2]) if match[2] else int(match[3], 16)
-        is_character = code < 0xD800 or 0xDFFF < code <= 0x10FFFF
-        return chr(code) if is_character else match[0]
-
-    return _REFERENCE.sub(character, text)
-
-
 # ---- two sides
 
 
 def _pair_sides(
-    sources: Iterator[_Record],
-    targets: Iterator[_Record],
+    sources: Iterator[Record],
+    targets: Iterator[Record],
     source: Path,
     target: Path,
     format: Format,
-) -> Iterator[tuple[_Record, _Record]]:
+) -> Iterator[tuple[Record, Record]]:
     unit = "segments" if format == "wmt" else "lines"
 
     def unequal(first: int, second: int) -> str:
@@ -639,16 +432,16 @@ def _pair_sides(
     for left, right in _strict_zip(sources, targets, unequal):
         if (left.document is None) != (right.document is None):
             here, there = (
-                (_at(source, left.line), _at(target, right.line))
+                (at(source, left.line), at(target, right.line))
                 if left.document is None
-                else (_at(target, right.line), _at(source, left.line))
+                else (at(target, right.line), at(source, left.line))
             )
             kind = "a <d> line" if format == "d" else "blank"
             raise UserError(f"{here}, is {kind} but {there}, is not" + _counts(source, target))
         if (left.document, left.segment) != (right.document, right.segment):
             raise UserError(
-                f"{_at(source, left.line)}, is {_where(left)} but "
-                f"{_at(target, right.line)}, is {_where(right)}"
+                f"{at(source, left.line)}, is {_where(left)} but "
+                f"{at(target, right.line)}, is {_where(right)}"
             )
         yield left, right
 
@@ -659,7 +452,7 @@ def _counts(source: Path, target: Path) -> str:
     return "" if first == second else f" ({source} has {first:,} lines, {target} has {second:,})"
 
 
-def _where(record: _Record) -> str:
+def _where(record: Record) -> str:
     segment = f"segment {record.segment!r} of " if record.segment else ""
     return f"{segment}document {record.document!r}"
 
@@ -683,7 +476,7 @@ def _strict_zip(
 
 
 def _without_separators(
-    pairs: Iterator[tuple[_Record, _Record | None]], source: Path, format: Format
+    pairs: Iterator[tuple[Record, Record | None]], source: Path, format: Format
 ) -> Iterator[DocumentLine]:
     """Drop the separators and refuse documents without sentences."""
     # A blank line ends a document and so may not stand first; a <d> opens one, may not stand last.
@@ -694,15 +487,7 @@ def _without_separators(
             yield DocumentLine(left.document, left.text, None if right is None else right.text)
             continue
         if empty_from is not None:
-            raise UserError(f"{_at(source, empty_from)}: an empty document")
+            raise UserError(f"{at(source, empty_from)}: an empty document")
         empty_from = left.line if format == "d" else left.line + 1
     if format == "d" and empty_from is not None:
-        raise UserError(f"{_at(source, empty_from)}: an empty document")
-
-
-def _name(path: Path | None) -> str:
-    return "standard input" if path is None else str(path)
-
-
-def _at(path: Path | None, line: int) -> str:
-    return f"{_name(path)}, line {line}"
+        raise UserError(f"{at(source, empty_from)}: an empty document")

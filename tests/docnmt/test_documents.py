@@ -485,7 +485,7 @@ def test_config_fields_are_described() -> None:
 
 
 def test_ted_talks(shared_data: Callable[[str], Path]) -> None:
-    folder = shared_data("docmt-ted")
+    folder = shared_data("data/docmt-ted")
     for split, documents, lines in (("dev", 93, 9060), ("test", 23, 2294)):
         source, target = (folder / f"IWSLT2017.{split}.{language}" for language in ("en", "de"))
         summary = check_corpus(source, target, format="d")
@@ -513,7 +513,7 @@ def test_ted_talks(shared_data: Callable[[str], Path]) -> None:
 def test_dialogues(
     shared_data: Callable[[str], Path], name: str, file: str, documents: int
 ) -> None:
-    path = shared_data(name) / file
+    path = shared_data(f"data/{name}") / file
     lines = list(read_corpus(path, path, format="tsv"))
     rows = [line.split("\t") for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
     assert [tuple(line) for line in lines] == [(row[0], row[2], row[3]) for row in rows]
@@ -526,7 +526,7 @@ def test_dialogues(
 def test_one_corpus_says_the_same_in_every_format(
     shared_data: Callable[[str], Path], write: Write
 ) -> None:
-    path = shared_data("bcontrast") / "dev.tsv"
+    path = shared_data("data/bcontrast") / "dev.tsv"
     lines = list(read_corpus(path, path, format="tsv"))
     documents = [list(group) for _, group in groupby(lines, key=lambda line: line.document)]
     text = "\n\n".join("\n".join(line.source for line in document) for document in documents)
