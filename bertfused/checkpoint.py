@@ -110,6 +110,9 @@ def open_encoder(
 ) -> PretrainedEncoder:
     """Load a pretrained encoder as [fusion] asks, and check that it is the expected one."""
     name = name or fusion.encoder
+    own = _own_encoder(name, fusion.max_wordpieces)
+    if own is not None and fusion.finetune:
+        raise UserError(f"encoder {name} is a RUN of ours, which fusion.finetune cannot train")
     encoder = PretrainedEncoder(
         name,
         fusion.layer,
@@ -117,7 +120,7 @@ def open_encoder(
         max_wordpieces=fusion.max_wordpieces,
         segments=fusion.segments,
         finetune=fusion.finetune,
-        own=_own_encoder(name, fusion.max_wordpieces),
+        own=own,
     )
     if expected is not None:
         for what, ours, theirs in (

@@ -101,12 +101,15 @@ class OwnWordpieces(Wordpieces):
     """
 
     def __init__(self, folder: Path, max_length: int | None = None) -> None:
-        card = json.loads((folder / CARD).read_text(encoding="utf-8"))
-        if card["fusion"] is not None:
+        try:
+            card = json.loads((folder / CARD).read_text(encoding="utf-8"))
+            is_fused, self._source = card["fusion"] is not None, card["source"]
+            limit = int(card["model"]["max_positions"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{folder / CARD} is damaged") from error
+        if is_fused:
             raise UserError(f"{folder} is a fused model; only a plain one can stand in for BERT")
-        self._tokenizer = load_tokenizer(folder, card["source"])
-        self._source = card["source"]
-        limit = int(card["model"]["max_positions"])
+        self._tokenizer = load_tokenizer(folder, self._source)
         end = [Vocabulary.eos]
         super().__init__(
             [],

@@ -46,7 +46,7 @@ def run_demo(mode: Mode, out: Path, *, quiet: bool = False) -> None:
     )
     _logger.info("2/5 prepared %s training sentences", f"{report.splits['train'].kept:,}")
     cache(recipe, out / "data", quiet)
-    plain = recipe.model_copy(update={"fusion": None})
+    plain = load_recipe(RECIPE, DocumentRecipe, ["fusion=none", "optim.lr=3e-3"], folder=text)
     for step, (name, own, init) in enumerate(
         (("plain", plain, None), ("fused", recipe, out / "plain")), start=3
     ):

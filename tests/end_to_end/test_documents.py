@@ -16,7 +16,7 @@ from tests.end_to_end.conftest import Small
 from tests.end_to_end.corpus import fail, sentences, succeed, write_lines, write_recipe
 
 WEIGHTS = Path("model", "model.safetensors")
-SHORT = {"train": {"max_steps": 60, "validate_every": 30}, "model": {"dropout": 0.0}}
+PLAIN = {"model": {"dropout": 0.0}}
 Document = list[tuple[str, str]]  # sentence and translation
 
 
@@ -59,21 +59,28 @@ def write_documents(folder: Path, format: str) -> dict[str, Any]:
     return {"data": data, "documents": {"previous": 1, "format": format}}
 
 
-def make(folder: Path, small: Small, format: str, *changes: dict[str, Any]) -> Path:
+def make(folder: Path, small: Small, format: str, *changes: dict[str, Any], steps: int = 2) -> Path:
     """Prepare and train; return the run."""
     folder.mkdir()
     fusion = {"fusion": {"encoder": str(small.bert), "drop_net": 0.0}}
     recipe = write_recipe(
-        folder / "recipe.toml", fusion, SHORT, write_documents(folder, format), *changes
+        folder / "recipe.toml", fusion, PLAIN, write_documents(folder, format), *changes
     )
     succeed("docnmt prepare", recipe, "--out", folder / "data")
-    train("docnmt train", recipe, "--data", folder / "data", "--out", folder / "run")
+    limits = ["--set", f"train.max_steps={steps}", "--set", f"train.validate_every={steps // 2}"]
+    train("docnmt train", recipe, "--data", folder / "data", "--out", folder / "run", *limits)
     return folder / "run"
 
 
 @pytest.fixture(scope="module")
 def run(small: Small, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Train on the format "blank"."""
+    return make(tmp_path_factory.mktemp("documents") / "blank", small, "blank", steps=160)
+
+
+@pytest.fixture(scope="module")
+def brief(small: Small, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make two updates on the format "blank"."""
     return make(tmp_path_factory.mktemp("documents") / "blank", small, "blank")
 
 
@@ -122,15 +129,15 @@ def test_info_says_how_contexts_were_formed(run: Path, small: Small) -> None:
 
 @pytest.mark.parametrize("format", ["d", "docids", "tsv", "jsonl"])
 def test_all_formats_give_the_same_model(
-    run: Path, small: Small, tmp_path: Path, format: str
+    brief: Path, small: Small, tmp_path: Path, format: str
 ) -> None:
     other = make(tmp_path / format, small, format)
-    assert (other / WEIGHTS).read_bytes() == (run / WEIGHTS).read_bytes()
+    assert (other / WEIGHTS).read_bytes() == (brief / WEIGHTS).read_bytes()
     source, output = tmp_path / format / "test.en", tmp_path / "out"
     if format in ("tsv", "jsonl"):
         source = source.with_suffix(f".{format}")
     succeed("docnmt translate", other, "--input", source, "--output", output)
-    expected = [line for line in translate(run, list(read_lines(text_of(run)))) if line]
+    expected = [line for line in translate(brief, list(read_lines(text_of(brief)))) if line]
     found = list(read_lines(output))
     assert len(found) == len(list(read_lines(source)))
     assert [line for line in found if line != "<d>"] == expected
@@ -138,8 +145,8 @@ def test_all_formats_give_the_same_model(
     reference = source if format in ("tsv", "jsonl") else source.with_suffix(".de")
     pairs = ["--source", source, "--reference", reference]
     ours = succeed("docnmt evaluate", other, *pairs).lines
-    pairs = ["--source", text_of(run), "--reference", text_of(run).with_suffix(".de")]
-    assert ours == succeed("docnmt evaluate", run, *pairs).lines
+    pairs = ["--source", text_of(brief), "--reference", text_of(brief).with_suffix(".de")]
+    assert ours == succeed("docnmt evaluate", brief, *pairs).lines
 
 
 def text_of(run: Path) -> Path:
@@ -148,7 +155,8 @@ def text_of(run: Path) -> Path:
 
 def test_no_previous_sentence_is_sentence_level(small: Small, tmp_path: Path) -> None:
     """The same model as ``bertfused`` makes of the same sentences without blank lines."""
-    ours = make(tmp_path / "documents", small, "blank", {"documents": {"previous": 0}})
+    changes = {"documents": {"previous": 0}}
+    ours = make(tmp_path / "documents", small, "blank", changes, steps=20)
     folder = tmp_path / "sentences"
     folder.mkdir()
     for split, found in SPLITS.items():
@@ -158,7 +166,7 @@ def test_no_previous_sentence_is_sentence_level(small: Small, tmp_path: Path) ->
     recipe = write_recipe(
         folder / "recipe.toml",
         {"fusion": {"encoder": str(small.bert), "drop_net": 0.0}},
-        SHORT,
+        {"train": {"max_steps": 20, "validate_every": 10}, **PLAIN},
     )
     succeed("bertfused prepare", recipe, "--out", folder / "data")
     theirs = folder / "run"
@@ -287,8 +295,8 @@ def test_validation_in_training_equals_evaluate(run: Path) -> None:
         record = json.loads(line)
         if "valid_bleu" in record:
             logged[record["step"]] = record["valid_bleu"]
-    assert logged.keys() == {30, 60}
-    assert logged[60] > 0
+    assert logged.keys() == {80, 160}
+    assert logged[160] > 0
     dev = run.parent / "dev.en"
     pairs = ["--source", dev, "--reference", dev.with_suffix(".de"), "--json"]
     for step, expected in logged.items():

@@ -1,5 +1,6 @@
 """Several processes train as one does, and end together."""
 
+import json
 import socket
 import subprocess
 import sys
@@ -14,12 +15,21 @@ import pytest
 import bertfused.fit
 import bertfused.training
 from bertfused.checkpoint import read_tensors
+from bertfused.text import read_lines
 from tests.end_to_end.children import die_at, finish, start
 from tests.end_to_end.conftest import Small
 from tests.end_to_end.corpus import write_recipe
 
 # An epoch has 7 batches: its last step has 3, and leaves one of two processes idle for a turn.
-STEPS = {"train": {"max_steps": 7, "validate_every": 4, "batch_tokens": 200, "accumulate": 4}}
+STEPS = {
+    "train": {
+        "max_steps": 7,
+        "validate_every": 4,
+        "batch_tokens": 200,
+        "accumulate": 4,
+        "log_every": 2,
+    }
+}
 NOISE = {"model": {"dropout": 0.2}, "optim": {"clip_norm": 1.0, "ema": 0.9}}
 
 
@@ -89,6 +99,11 @@ def distance(run: Path, other: Path) -> float:
     return largest
 
 
+def losses(run: Path) -> list[float]:
+    logged = [json.loads(line) for line in read_lines(run / "metrics.jsonl")]
+    return [own["nll"] if "nll" in own else own["valid_nll"] for own in logged]
+
+
 def test_two_processes_of_torchrun_equal_one(
     fused: tuple[list[object], Path], tmp_path: Path
 ) -> None:
@@ -96,6 +111,7 @@ def test_two_processes_of_torchrun_equal_one(
     ran = torchrun("-m", "bertfused", "train", *args, "--out", tmp_path / "run")
     assert ran.returncode == 0, ran.stderr
     assert distance(tmp_path / "run", one) < 1e-5
+    assert losses(tmp_path / "run") == pytest.approx(losses(one), abs=1e-5)
 
 
 def test_a_failing_process_ends_all_with_its_traceback(
