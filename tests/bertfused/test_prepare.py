@@ -14,8 +14,8 @@ from bertfused.config import Corpus, Recipe, check_recipe
 from bertfused.data import UNFINISHED, DataFolder
 from bertfused.errors import UserError
 from bertfused.prepare import ParallelLine, filter_reason, prepare, read_corpus
-from bertfused.pretrained import WordpieceInput
 from bertfused.text import sha256_file
+from bertfused.wordpieces import WordpieceInput
 
 Make = Callable[..., Recipe]
 Pair = tuple[str, str]
