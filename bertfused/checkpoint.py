@@ -393,13 +393,21 @@ def new_folder(path: Path) -> Iterator[Path]:
         yield partial
         for file in partial.rglob("*"):
             _sync(file)
-        if path.exists():
-            shutil.rmtree(path)
+        remove_folder(path)
         partial.rename(path)
         _sync(path.parent)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder, if there is one, so that no half of it is ever seen under its name."""
+    if path.exists():
+        doomed = path.with_name(path.name + ".old")
+        shutil.rmtree(doomed, ignore_errors=True)
+        path.rename(doomed)
+        shutil.rmtree(doomed)
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -15,7 +15,6 @@ import logging
 import math
 import os
 import re
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -33,6 +32,7 @@ from bertfused.checkpoint import (
     model_tensors,
     new_folder,
     read_tensors,
+    remove_folder,
     save_model,
     write_json,
     write_tensors,
@@ -165,7 +165,7 @@ class RunFolder:
             write_json(folder / _STATE, asdict(state))
         for step, path in self.checkpoints().items():
             if step not in keep | {state.step}:
-                shutil.rmtree(path)
+                remove_folder(path)
 
     def resume(self, trainer: Trainer) -> TrainState:
         """Restore the newest checkpoint; a run killed before its first one starts again."""

@@ -44,7 +44,7 @@ from bertfused.interop.fairseq_tensors import (
 )
 from bertfused.interop.folders import refuse_existing
 from bertfused.interop.pickles import load_pickle
-from bertfused.pretrained import PretrainedEncoder
+from bertfused.pretrained import Layer, PretrainedEncoder
 from bertfused.subwords import Tokenizer, Words, load_subwords
 from bertfused.text import sha256_file
 from bertfused.vocab import Vocabulary
@@ -104,6 +104,8 @@ def import_fairseq(
         fusion = fusion_config(
             options, config, bert_card.name, checkpoint, sides=sides, is_stacked=is_stacked(state)
         )
+        if fusion.finetune:
+            bert = _reopened(bert, fusion.layer)
         drop_closed_gates(state, fusion.gates or (), options["encoder_ratio"])
     elif encoder is not None:
         raise UserError(
@@ -176,7 +178,8 @@ def _open_bert(
                 f"{trained_with}: {key} differs"
             )
     if is_finetuned:
-        encoder = _with_weights(encoder, stored)
+        encoder.model.load_state_dict(stored, strict=False)
+        encoder = _reopened(encoder)
     card = EncoderCard(
         name=name,
         bert_dim=encoder.bert_dim,
@@ -186,11 +189,11 @@ def _open_bert(
     return encoder, card
 
 
-def _with_weights(encoder: PretrainedEncoder, weights: State) -> PretrainedEncoder:
-    encoder.model.load_state_dict(weights, strict=False)
-    with TemporaryDirectory() as folder:  # loaded again, for it has another fingerprint now
+def _reopened(encoder: PretrainedEncoder, layer: Layer = -1) -> PretrainedEncoder:
+    """Load an encoder again: it has another fingerprint, or fewer layers, than it had."""
+    with TemporaryDirectory() as folder:
         encoder.save(Path(folder))
-        return PretrainedEncoder(folder, finetune=True)
+        return PretrainedEncoder(folder, layer, finetune=True)
 
 
 def export_fairseq(run: Path, out: Path) -> None:

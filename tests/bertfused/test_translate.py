@@ -2,7 +2,7 @@ import doctest
 import math
 import random
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -118,19 +118,23 @@ def test_a_line_alone_is_translated_as_in_company(any_translator: Translator) ->
 
 
 def test_only_a_window_is_read_ahead(plain: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples show that lines keep their numbers from window to window."""
+    given = lines(12)
+    expected = list(plain.translate(given, SAMPLING))
     monkeypatch.setattr(module, "_WINDOW", 5)
-    given, read = lines(12), []
+    read: list[SourceLine] = []
 
-    def reading() -> object:
+    def reading() -> Iterator[SourceLine]:
         for line in given:
             read.append(line)
             yield line
 
-    found = plain.translate(reading(), SEARCH)  # type: ignore[arg-type]
+    found = plain.translate(reading(), SAMPLING)
     first = next(found)
     assert len(read) == 5
-    monkeypatch.undo()
-    assert_alike([first, *found], list(plain.translate(given, SEARCH)))
+    assert_alike([first, *found], expected)
+    with pytest.raises(UserError, match="^line 7 has more than"):
+        list(plain.translate([*["w1"] * 6, LONG], SEARCH, long="error"))
 
 
 def test_the_models_own_settings_are_the_default(runs: Path, tmp_path: Path) -> None:

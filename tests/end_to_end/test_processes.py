@@ -14,7 +14,9 @@ import pytest
 
 import bertfused.fit
 import bertfused.training
+from bertfused.batch import token_batches
 from bertfused.checkpoint import read_tensors
+from bertfused.data import DataFolder
 from bertfused.text import read_lines
 from tests.end_to_end.children import die_at, finish, start
 from tests.end_to_end.conftest import Small
@@ -25,7 +27,7 @@ STEPS = {
     "train": {
         "max_steps": 7,
         "validate_every": 4,
-        "batch_tokens": 200,
+        "batch_tokens": 240,
         "accumulate": 4,
         "log_every": 2,
     }
@@ -68,6 +70,8 @@ def torchrun(*args: object) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def fused(small: Small, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[object], Path]:
     """Train a fused model in one process; return the arguments before --out, and the run."""
+    lengths = DataFolder.open(small.data).split("train").lengths
+    assert len(token_batches(lengths, 240)) == 7
     folder = tmp_path_factory.mktemp("processes")
     fusion = {"fusion": {"encoder": str(small.bert), "drop_net": 0.6}}
     recipe = write_recipe(folder / "recipe.toml", STEPS, NOISE, fusion)
