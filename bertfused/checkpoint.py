@@ -62,14 +62,21 @@ class ModelCard(Section):
     text_files: dict[str, str]
 
     def build(self) -> FusedTransformer:
-        """Build the network this card describes, with fresh weights."""
-        return build_model(
-            self.model,
-            self.fusion,
-            source_size=self.source_size,
-            target_size=self.target_size,
-            bert_dim=None if self.encoder is None else self.encoder.bert_dim,
-        )
+        """Build the network this card describes, with fresh weights.
+
+        Raises:
+            UserError: If the parts of the description do not fit together.
+        """
+        try:
+            return build_model(
+                self.model,
+                self.fusion,
+                source_size=self.source_size,
+                target_size=self.target_size,
+                bert_dim=None if self.encoder is None else self.encoder.bert_dim,
+            )
+        except ValueError as error:
+            raise UserError(str(error)) from error
 
 
 @dataclass(frozen=True)

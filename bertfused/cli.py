@@ -1,6 +1,7 @@
 """The ``bertfused`` command: sentence-level translation, and what all modes need besides."""
 
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -154,7 +155,7 @@ def cache_features(
     folder = DataFolder.open(data)
     values: dict[str, Any] = {
         "encoder": encoder,
-        "layer": int(layer) if layer.lstrip("-").isdigit() else layer,
+        "layer": int(layer) if re.fullmatch(r"-?\d+", layer) else layer,
         "last_layers": last_layers,
         "segments": not no_segments,
     }

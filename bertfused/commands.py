@@ -261,7 +261,7 @@ def add_commands(app: typer.Typer, mode: Mode) -> None:
         )
         if nbest > 1 and not search.sampling and nbest > search.beam_size:
             raise UserError(f"--nbest {nbest} needs a --beam-size of {nbest} or more")
-        lines = mode.source_lines(input, translator.members[0].card.documents)
+        lines = mode.source_lines(input, translator.documents)
         if prefix is not None:
             lines = with_prefixes(lines, prefix)
         total = lines_to_come(input)
@@ -305,7 +305,7 @@ def add_commands(app: typer.Typer, mode: Mode) -> None:
         translator = Translator.load(
             run, device=device, encoder=encoder, encoder_precision=encoder_precision
         )
-        documents = translator.members[0].card.documents
+        documents = translator.documents
         pairs, structure = tee(read_pairs_of(mode, source, target, documents))
         sentences = ((s, t) for s, t in pairs if not isinstance(s, str))
         scores = score_pairs(translator, sentences, batch_tokens=batch_tokens)
@@ -357,7 +357,7 @@ def add_commands(app: typer.Typer, mode: Mode) -> None:
         search = search_options(
             translator.search, beam_size=beam_size, length_penalty=length_penalty
         )
-        documents = translator.members[0].card.documents
+        documents = translator.documents
         pairs = list(read_pairs_of(mode, source, reference, documents))
         with progress("lines", len(pairs), quiet) as advance:
             translations = []
@@ -577,7 +577,7 @@ def encoder_use(
 
     if translator.members[0].encoder is None:
         raise UserError("--shuffle-encoder needs a fused model")
-    documents = translator.members[0].card.documents
+    documents = translator.documents
     pairs = [
         (line, target)
         for line, target in read_pairs_of(mode, source, reference, documents)

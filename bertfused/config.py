@@ -203,7 +203,7 @@ class TrainConfig(Section):
     patience: int | None = Field(
         None, ge=1, description="Stop after this many validations without a better one."
     )
-    seed: int = Field(1, ge=0, description="Seed of everything random.")
+    seed: int = Field(1, ge=0, lt=2**63, description="Seed of everything random.")
     precision: Precision = Field("auto", description="bf16 where the processor is fast at it.")
     validate_every: int = Field(1000, ge=1, description="Steps between validations and saves.")
     validate_bleu: bool = Field(True, description="Translate the dev set at every validation.")
@@ -224,16 +224,19 @@ class TrainConfig(Section):
 class SearchConfig(Section):
     """Decoding, [search] in a recipe; the defaults are fairseq's."""
 
-    beam_size: int = Field(5, ge=1, description="Hypotheses kept at each step.")
+    beam_size: int = Field(5, ge=1, le=10_000, description="Hypotheses kept at each step.")
     length_penalty: float = Field(
-        1.0, description="Score = log-probability / length ** this; higher favours long output."
+        1.0,
+        ge=-100,
+        le=100,
+        description="Score = log-probability / length ** this; higher favours long output.",
     )
     normalize: bool = Field(True, description="If false, score = log-probability.")
     max_length_a: float = Field(
-        0.0, ge=0, description="Longest output: a * source tokens + b tokens; this is a."
+        0.0, ge=0, le=1e6, description="Longest output: a * source tokens + b; this is a."
     )
     max_length_b: int = Field(
-        200, ge=0, description="Longest output: a * source tokens + b tokens; this is b."
+        200, ge=0, le=10**6, description="Longest output: a * source tokens + b; this is b."
     )
     min_length: int = Field(1, ge=0, description="At least this many tokens before EOS.")
     no_repeat_ngram: int | None = Field(None, ge=1, description="No n-gram of this size twice.")

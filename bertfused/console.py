@@ -1,5 +1,6 @@
 """What all commands share: messages on stderr, progress bars on a terminal, exit codes."""
 
+import errno
 import logging
 import sys
 from collections.abc import Callable, Iterator
@@ -52,18 +53,38 @@ def run_app(app: typer.Typer) -> None:
     try:
         app()
     except UserError as error:
-        print(f"{app.info.name}: error: {error}", file=sys.stderr)
-        sys.exit(2)
+        _fail(app, str(error))
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of our output has gone, as with `| head`
+        sys.exit(1)
+    except OSError as error:
+        if error.errno not in _FILE_TROUBLE:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        _fail(app, f"{where}{error.strerror}")
+
+
+# What goes wrong with files and disks for no fault of the code.
+_FILE_TROUBLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.ENOTDIR}
+
+
+def _fail(app: typer.Typer, sentence: str) -> None:
+    print(f"{app.info.name}: error: {sentence}", file=sys.stderr)
+    sys.exit(2)
 
 
 def log_to_stderr(quiet: bool) -> None:
-    """Print the log on stderr, only warnings if ``quiet``."""
+    """Print the log on stderr, only warnings if ``quiet``.
+
+    What a progress bar shows on a terminal stands in lines of its own elsewhere (level DEBUG).
+    """
     package = logging.getLogger()
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(message)s"))
     package.handlers[:] = [handler]
+    level = logging.INFO if sys.stderr.isatty() else logging.DEBUG
     for name in ("bertfused", "docnmt"):
-        logging.getLogger(name).setLevel(logging.WARNING if quiet else logging.INFO)
+        logging.getLogger(name).setLevel(logging.WARNING if quiet else level)
 
 
 @contextmanager

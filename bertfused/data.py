@@ -230,9 +230,21 @@ class DataFolder:
         return list(self._files)
 
     def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
-        """Load the subwords of source and target."""
-        source, target = self.languages
-        return load_tokenizer(self.path, source), load_tokenizer(self.path, target)
+        """Load the subwords of source and target.
+
+        Raises:
+            UserError: If they are not those that the text was prepared with.
+        """
+        source, target = (load_tokenizer(self.path, language) for language in self.languages)
+        sides: tuple[Literal["source"], Literal["target"]] = ("source", "target")
+        for side, language, own in zip(sides, self.languages, (source, target), strict=True):
+            made = None if self.report is None else self.report.dictionaries.get(side)
+            if made is not None and own.sha256 != made.sha256:
+                raise UserError(
+                    f"the subwords or dict.{language}.txt of {self.path} are not those that its "
+                    "text was prepared with"
+                )
+        return source, target
 
     def split(self, name: str) -> Split:
         """Open a split by its name in the recipe.

@@ -35,7 +35,6 @@ from bertfused.data import DataFolder, Split
 from bertfused.errors import UserError
 from bertfused.features import FeatureCache, open_cache
 from bertfused.metrics import Score, bleu
-from bertfused.model import FusedTransformer
 from bertfused.pretrained import PretrainedEncoder
 from bertfused.run import RunFolder, log_to, processes, save_evaluated
 from bertfused.subwords import load_tokenizer
@@ -141,7 +140,7 @@ def build_trainer(
     fusion = recipe.fusion
     encoder = None if fusion is None else open_encoder(fusion)
     card = _card(recipe, data, encoder)
-    model = build(card)
+    model = card.build()
     start = None
     if init is not None:
         _check_finetuned(init, fusion)
@@ -214,6 +213,15 @@ class Session:
 
     def go(self, state: TrainState, on_update: Callable[[TrainState, Update], None]) -> None:
         """Train, validating before the first update of a warm start too."""
+        if self.run.is_first:
+            size = sum(parameter.numel() for parameter in self.trainer.parameters.values())
+            _logger.info(
+                "training %s parameters on %s in %s, %s pairs",
+                f"{size:,}",
+                self.trainer.device,
+                self.trainer.precision,
+                f"{len(self.train_examples):,}",
+            )
         if self.start is not None and state.step == 0:
             _logger.info("warm start from %s: %s", self.init, self.start)
             self._report(state, self.validate())
@@ -245,6 +253,10 @@ class Session:
         }
         self.window.clear()
         self.run.log(state.step, values)
+        _logger.debug(
+            "step %d: perplexity %.2f, learning rate %.2g, %.0f target tokens/s",
+            *(state.step, values["perplexity"], values["lr"], values["tokens_per_second"]),
+        )
 
     @torch.no_grad()
     def validate(self) -> Validation:
@@ -317,6 +329,9 @@ class Session:
         if self.run.is_first:
             with replace_file(self.run.path / "report.md") as handle:
                 handle.write(_report(self, state).encode())
+            _logger.info(
+                "the best model, of step %d, is %s", state.best_step, self.run.path / "model"
+            )
 
 
 def _report(session: Session, state: TrainState) -> str:
@@ -335,7 +350,7 @@ def _report(session: Session, state: TrainState) -> str:
         lines += [f"- warm start: {line}" for line in str(session.start).splitlines()[:1]]
     lines += ["", "| step | dev loss | dev perplexity | dev BLEU |", "|---|---|---|---|"]
     signature = None
-    for line in read_lines(session.run.metrics):
+    for line in read_lines(session.run.metrics) if session.run.metrics.exists() else ():
         record = json.loads(line)
         if "valid_nll" in record:
             bleu_cell = f"{record['valid_bleu']:.2f}" if "valid_bleu" in record else ""
@@ -345,14 +360,6 @@ def _report(session: Session, state: TrainState) -> str:
                 f"{record['valid_perplexity']:.2f} | {bleu_cell} |"
             )
     return "\n".join([*lines, *(["", f"BLEU: {signature}"] if signature else []), ""])
-
-
-def build(card: ModelCard) -> FusedTransformer:
-    """Build the network of a card; what does not fit together is the user's to mend."""
-    try:
-        return card.build()
-    except ValueError as error:
-        raise UserError(str(error)) from error
 
 
 def examples(data: DataFolder, name: str, encoder: PretrainedEncoder | None) -> Examples:

@@ -192,7 +192,7 @@ def _step_of(line: str) -> float:
     """Return the step of a line of metrics, infinity if it was cut short."""
     try:
         return float(json.loads(line)["step"])
-    except ValueError:
+    except (ValueError, KeyError, TypeError):
         return math.inf
 
 
@@ -252,8 +252,10 @@ def average(run: Path, *, last: int | None, best: int | None, out: Path) -> list
     """Average the weights of some checkpoints of a run into a new RUN; return their steps.
 
     Raises:
-        UserError: If the run has fewer checkpoints.
+        UserError: If the run has fewer checkpoints, or ``out`` exists.
     """
+    if out.exists():
+        raise UserError(f"{out} exists already; give a new folder")
     folder = RunFolder(run)
     found = folder.checkpoints()
     wanted = last or best or 0
@@ -263,8 +265,7 @@ def average(run: Path, *, last: int | None, best: int | None, out: Path) -> list
     if best is not None:
         values = {}
         for line in read_lines(folder.metrics):
-            record = json.loads(line)
-            if "valid_nll" in record:
+            if _step_of(line) < math.inf and "valid_nll" in (record := json.loads(line)):
                 values[record["step"]] = record["valid_nll"]
         steps = sorted(found, key=lambda step: values.get(step, math.inf))[:wanted]
     card = load_card(found[steps[0]])
@@ -275,5 +276,6 @@ def average(run: Path, *, last: int | None, best: int | None, out: Path) -> list
         for name, tensor in read_tensors(found[step] / WEIGHTS).items():
             total[name] += tensor
     mean = {name: tensor / len(steps) for name, tensor in total.items()}
-    save_model(out / "model", card, mean, found[steps[0]])
+    with new_folder(out) as made:
+        save_model(made / "model", card, mean, found[steps[0]])
     return sorted(steps)

@@ -14,7 +14,7 @@ import secrets
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from itertools import zip_longest
 from pathlib import Path
 from types import ModuleType
@@ -154,7 +154,7 @@ def replace_file(path: Path) -> Iterator[BinaryIO]:
                 yield handle
             return
         final = Path(os.path.realpath(path))  # a link keeps pointing to the new content
-        partial = final.with_name(f".{final.name}.{secrets.token_hex(4)}.partial")
+        partial = final.with_name(f".{final.name[:200]}.{secrets.token_hex(4)}.partial")
         try:
             with _create(partial, path, "xb") as handle:
                 yield handle
@@ -162,7 +162,8 @@ def replace_file(path: Path) -> Iterator[BinaryIO]:
                 os.fsync(handle.fileno())
             os.replace(partial, final)
         except BaseException:
-            partial.unlink(missing_ok=True)
+            with suppress(OSError):  # where none could be made, none can be removed
+                partial.unlink()
             raise
         _sync_folder(final.parent)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -149,6 +149,8 @@ class Translator:
             member.model.eval().to(device)
             if member.encoder is not None:
                 member.encoder.to(device)
+            if member.encoder is not None and member.card.documents != self.documents:
+                raise UserError("the fused models of an ensemble must read the same context")
             if member.target.vocabulary.sha256 != self.members[0].target.vocabulary.sha256:
                 raise UserError("the models of an ensemble must have one target vocabulary")
         #: What had to be changed or cut, by reason.
@@ -179,6 +181,12 @@ class Translator:
                 if member.encoder is not None:
                     member.encoder.to(torch.bfloat16)
         return Translator(members, choose_device(device))
+
+    @property
+    def documents(self) -> dict[str, Any] | None:
+        """What a fused model among them expects of its context."""
+        fused = [member for member in self.members if member.encoder is not None]
+        return (fused or self.members)[0].card.documents
 
     @property
     def search(self) -> SearchConfig:

@@ -1,5 +1,6 @@
 """The ``docnmt`` command: the core's verbs on documents, and the demonstration."""
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import tee
 from pathlib import Path
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from bertfused.data import Split
     from bertfused.prepare import ParallelLine
     from bertfused.translate import SourceLine
+
+_logger = logging.getLogger(__name__)
 
 # Formats whose files tell themselves apart from plain text by their suffix.
 _SUFFIXES: dict[str, tuple[str, ...]] = {
@@ -77,6 +80,8 @@ def source_lines(
     path: Path | None, documents: Mapping[str, Any] | None
 ) -> Iterator["SourceLine | str"]:
     """Read text to translate with its contexts; separators come as they are."""
+    if documents is None:
+        _logger.warning("this model was trained on sentences: no context is used")
     format, options = _input_format(path, documents)
     lines = read_input(path, format=format, **options)
     return _with_contexts(lines, documents)

@@ -8,7 +8,7 @@ from bertfused.checkpoint import load_model, model_tensors
 from bertfused.config import Recipe
 from bertfused.data import DataFolder
 from bertfused.errors import UserError
-from bertfused.fit import build, build_trainer
+from bertfused.fit import build_trainer
 from bertfused.subwords import Tokenizer, Words
 from bertfused.vocab import Vocabulary
 from tests.tiny_run import TINY, make_run
@@ -65,7 +65,7 @@ def test_what_does_not_fit_together_is_the_users_to_mend(tmp_path: Path) -> None
     _, card, _ = build_trainer(recipe(), data_of(tmp_path / "data"))
     message = "share_embeddings = 'all' needs one vocabulary, but the source has 40 entries and"
     with pytest.raises(UserError, match=re.escape(message)):
-        build(card.model_copy(update={"target_size": 30}))
+        card.model_copy(update={"target_size": 30}).build()
 
 
 def test_equal_seeds_build_equal_models(tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ def test_only_a_window_is_read_ahead(plain: Translator, monkeypatch: pytest.Monk
     first = next(found)
     assert len(read) == 5
     assert_alike([first, *found], expected)
-    with pytest.raises(UserError, match="^line 7 has more than"):
+    with pytest.raises(UserError, match=r"^line 7 has more than"):
         list(plain.translate([*["w1"] * 6, LONG], SEARCH, long="error"))
 
 
