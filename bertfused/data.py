@@ -236,12 +236,12 @@ class DataFolder:
             UserError: If they are not those that the text was prepared with.
         """
         source, target = (load_tokenizer(self.path, language) for language in self.languages)
-        sides: tuple[Literal["source"], Literal["target"]] = ("source", "target")
-        for side, language, own in zip(sides, self.languages, (source, target), strict=True):
-            made = None if self.report is None else self.report.dictionaries.get(side)
-            if made is not None and own.sha256 != made.sha256:
+        reports = {} if self.report is None else self.report.dictionaries
+        made = {str(side): own.sha256 for side, own in reports.items()}
+        for side, tokenizer in (("source", source), ("target", target)):
+            if made.get(side, tokenizer.sha256) != tokenizer.sha256:
                 raise UserError(
-                    f"the subwords or dict.{language}.txt of {self.path} are not those that its "
+                    f"the {side} subwords or dictionary of {self.path} are not those that its "
                     "text was prepared with"
                 )
         return source, target
