@@ -19,6 +19,7 @@ from docnmt.documents import (
     Format,
     InputLine,
     SeparatorLine,
+    check_corpus,
     contexts,
     read_corpus,
     read_input,
@@ -46,8 +47,19 @@ app = make_app(
 
 
 def corpora(recipe: Recipe) -> Callable[[Corpus], Iterable["ParallelLine"]]:
-    """Give the reader of a recipe's corpora: sentences with their contexts and documents."""
+    """Give the reader of a recipe's corpora: sentences with their contexts and documents.
+
+    All of them are read once to their ends before that, so that a bad line is found first.
+    """
     documents = cast(DocumentRecipe, recipe).documents
+    for corpus in (*recipe.data.train, recipe.data.dev, *recipe.data.test):
+        check_corpus(
+            corpus.source,
+            corpus.target,
+            format=documents.format,
+            columns=documents.columns,
+            docids=corpus.docids,
+        )
 
     def read(corpus: Corpus) -> Iterator["ParallelLine"]:
         from bertfused.prepare import ParallelLine

@@ -6,6 +6,7 @@ checks are off in them, as they are for a user.
 
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -93,11 +94,39 @@ def die_at(number: int, folder: Path) -> None:
     """
     left = number
 
-    def watch(event: str, args: tuple[object, ...]) -> None:
+    def count() -> None:
         nonlocal left
-        if event in _EVENTS and str(folder) in str(args[0]):
-            left -= 1
-            if left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    _watch(folder, count)
+
+
+def copy_at_each(folder: Path, copies: Path) -> None:
+    """Copy ``folder`` before each of these, as ``copies/0``, ``copies/1``, ...
+
+    A copy holds what a kill at that moment would have left.
+    """
+    number = 0
+
+    def copy() -> None:
+        nonlocal number
+        if folder.is_dir():
+            shutil.copytree(folder, copies / str(number))
+            number += 1
+
+    _watch(folder, copy)
+
+
+def _watch(folder: Path, act: Callable[[], None]) -> None:
+    is_acting = False
+
+    def watch(event: str, args: tuple[object, ...]) -> None:
+        nonlocal is_acting
+        if event in _EVENTS and str(folder) in str(args[0]) and not is_acting:
+            is_acting = True  # what it does to files is no event
+            act()
+            is_acting = False
 
     sys.addaudithook(watch)

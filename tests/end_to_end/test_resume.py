@@ -13,7 +13,7 @@ import pytest
 
 from bertfused.checkpoint import load_model, read_tensors
 from bertfused.run import RunFolder
-from tests.end_to_end.children import die_at, finish, start
+from tests.end_to_end.children import copy_at_each, die_at, finish, start
 from tests.end_to_end.conftest import Small
 from tests.end_to_end.corpus import fail, succeed, write_recipe
 
@@ -106,6 +106,30 @@ def test_killed_and_resumed_equals_not_killed(small: Small, tmp_path: Path, vari
     assert finish(start(log, *train, killed, "--resume")) == 0, log.read_text()
     assert contents(killed) == contents(whole)
     check_loadable(killed)
+
+
+@pytest.mark.parametrize("variant", ["plain", "finetuned"])
+def test_whenever_it_is_killed_the_checkpoints_open(
+    small: Small, tmp_path: Path, variant: str
+) -> None:
+    train = arguments(small, tmp_path, variant)
+    run, log, copies = tmp_path / "run", tmp_path / "log", tmp_path / "copies"
+    options = ["--set", "train.keep_last=1", "--set", "train.keep_best=0"]
+    before = partial(copy_at_each, run, copies)
+    assert finish(start(log, *train, run, *options, before=before)) == 0, log.read_text()
+    numbers = sorted(int(path.name) for path in copies.iterdir())
+    assert len(numbers) > 60
+    last, seen = 0, set()
+    for number in numbers:
+        copy = copies / str(number)
+        newest = max(RunFolder(copy).checkpoints(), default=0)
+        assert newest >= last, f"the checkpoint of step {last} is gone before there is a newer one"
+        last = newest
+        state = tuple(sorted((str(p.relative_to(copy)), p.stat().st_size) for p in copy.rglob("*")))
+        if state not in seen:
+            check_loadable(copy)
+        seen.add(state)
+    assert last == 8  # that of the last step is complete after the last operation
 
 
 @pytest.fixture(scope="module")
