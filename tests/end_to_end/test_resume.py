@@ -129,7 +129,7 @@ def test_whenever_it_is_killed_the_checkpoints_open(
         if state not in seen:
             check_loadable(copy)
         seen.add(state)
-    assert last == 8  # that of the last step is complete after the last operation
+    assert last == 11
 
 
 @pytest.fixture(scope="module")
