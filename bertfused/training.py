@@ -201,7 +201,8 @@ class Trainer:
         self._parallel: nn.Module = module
         if self.world > 1:
             # Drop-net leaves branches uncomputed: not every parameter takes part in a step.
-            self._parallel = DistributedDataParallel(module, find_unused_parameters=True)
+            is_fused = module.encoder is not None
+            self._parallel = DistributedDataParallel(module, find_unused_parameters=is_fused)
         for parameter in self.parameters.values():
             parameter.grad = torch.zeros_like(parameter)
 
