@@ -10,7 +10,7 @@ PYTEST_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-USE_EXTRAS := demo,moses,plot,tensorboard
+USE_EXTRAS := demo,moses,tensorboard
 TEST_EXTRAS := $(USE_EXTRAS),ctranslate2,zstd,dev
 
 .PHONY: demo test clean

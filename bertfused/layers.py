@@ -54,7 +54,8 @@ class BranchMixer(nn.Module):
 
     where ``weights`` is (1/2, 1/2) as in the paper; the official code without drop-net uses
     (1, 1), and checkpoints trained that way exist. A single branch is drawn with the weight
-    ``sum(weights)``, so that the expectation over draws is that of evaluation: 1 in the paper.
+    ``sum(weights)`` (1 in the paper), so that with equal weights the expectation over draws is
+    that of evaluation.
     With ``mixup`` the weights in training are ``(u, 1 - u)`` of that sum instead.
 
     A branch of weight zero need not be computed. Its parameters then get a zero gradient, as
