@@ -60,13 +60,14 @@ class Size:
     dropouts: tuple[float, ...]
     rates: tuple[float, ...]
     scratch: bool  # whether the control may also start from scratch, for the time of both
+    new_lr_scale: float = 1.0  # of what fusion adds; the control has nothing of the kind
     tested: int | None = None
 
 
 SIZES = (
     Size(3_000, 2_000, 100, 100, (0.3, 0.5), (1e-3, 2e-3), scratch=True),
-    Size(10_000, 4_000, 150, 120, (0.2, 0.3), (2e-3,), scratch=True),
-    Size(29_000, 6_000, 1_100, 240, (0.2, 0.3), (1e-3,), scratch=False),
+    Size(10_000, 4_000, 150, 180, (0.2, 0.3), (2e-3,), scratch=True, new_lr_scale=3.0),
+    Size(29_000, 6_000, 1_100, 400, (0.2, 0.1), (1e-3, 2e-3), scratch=False, new_lr_scale=3.0),
 )
 QUICK = (Size(200, 400, 2, 2, (0.3,), (1e-3,), scratch=False, tested=20),)
 
@@ -139,6 +140,7 @@ class Experiment:
         }
         if trial.system in ("fused", "data"):
             sections["fusion"] = {"encoder": "minilm", "layer": LAYER, "drop_net": 0.0}
+            sections["optim"]["new_lr_scale"] = self.size.new_lr_scale
         path = self.folder / f"{trial.name}.toml"
         path.write_text(tomli_w.dumps(sections))
         return path

@@ -129,7 +129,8 @@ def train_run(
         with log_to(out / "log.txt" if is_first else None):
             state = run.resume(session.trainer) if resume else TrainState()
             session.go(state, on_update)
-            return state
+        del session  # while the processes are still joined: see there
+        return state
 
 
 def build_trainer(

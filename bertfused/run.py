@@ -10,6 +10,7 @@
     RUN/log.txt              what was printed          RUN/report.md      the end in one page
 """
 
+import gc
 import json
 import logging
 import math
@@ -215,7 +216,11 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 def processes() -> Iterator[tuple[bool, torch.device | None]]:
     """Join the other processes when started by torchrun.
 
-    Yields whether this is the first process, and the device that is this process's own.
+    Yields whether this is the first process, and the device that is this process's own. What was
+    built to exchange gradients has to be dropped in the block: if it held the last reference to
+    the group, this would be destroyed under the interpreter's lock, for which the group's own
+    threads may be waiting. After an error the group is left as it is: the process has to end, so
+    that torchrun ends the others.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield True, None
@@ -225,10 +230,9 @@ def processes() -> Iterator[tuple[bool, torch.device | None]]:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    try:
-        yield dist.get_rank() == 0, device
-    finally:
-        dist.destroy_process_group()
+    yield dist.get_rank() == 0, device
+    gc.collect()
+    dist.destroy_process_group()
 
 
 @contextmanager

@@ -2,6 +2,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import settings
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
@@ -9,6 +10,9 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 # Time is the benchmarks' business: on a busy machine a deadline fails for no fault of the code.
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
+
+# Small models are fastest so, and sums have one order.
+torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Mapping
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -124,7 +125,9 @@ def _watch(folder: Path, act: Callable[[], None]) -> None:
 
     def watch(event: str, args: tuple[object, ...]) -> None:
         nonlocal is_acting
-        if event in _EVENTS and str(folder) in str(args[0]) and not is_acting:
+        if is_acting or event not in _EVENTS or str(folder) not in str(args[0]):
+            return
+        if threading.current_thread() is threading.main_thread():  # TensorBoard has its own
             is_acting = True  # what it does to files is no event
             act()
             is_acting = False

@@ -1,9 +1,7 @@
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-import torch
 
 from tests.end_to_end.children import train
 from tests.end_to_end.corpus import succeed, write_bert, write_corpus, write_recipe
@@ -46,12 +44,3 @@ def small(tmp_path_factory: pytest.TempPathFactory, text: Path, bert: Path) -> S
     start = ["--init", small.plain, "--set", "train.max_steps=40"]
     train("bertfused train", fused_recipe, "--data", small.data, "--out", small.fused, *start)
     return small
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Small models are fastest so, and sums have one order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)

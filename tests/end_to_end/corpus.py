@@ -3,6 +3,7 @@
 import io
 import logging
 import random
+import re
 import sys
 import tomllib
 from collections.abc import Callable, Iterable, Sequence
@@ -87,6 +88,11 @@ def command(line: str, *args: object, stdin: bytes = b"") -> Ran:
             logging.getLogger().handlers[:] = handlers
         out = sys.stdout.buffer.getvalue()
     return Ran(code, out, streams["stderr"].getvalue())
+
+
+def uncoloured(text: str) -> str:
+    """Take the colours out of a help page, which has them where a CI server asks for them."""
+    return re.sub(r"\x1b\[[\d;]*m", "", text)
 
 
 def succeed(line: str, *args: object, stdin: bytes = b"") -> Ran:

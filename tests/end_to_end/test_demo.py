@@ -14,7 +14,7 @@ from docnmt.config import DocumentRecipe
 from docnmt.contrast import Accuracy
 from docnmt.grammar import SIZES, chance_level, read_contrastive
 from tests.end_to_end.children import finish, start
-from tests.end_to_end.corpus import command, succeed, write_bert
+from tests.end_to_end.corpus import command, succeed, uncoloured, write_bert
 
 FEW = {"train": 30, "dev": 3, "test": 4, "contrastive": 36}
 
@@ -42,7 +42,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def test_the_command_exists() -> None:
-    assert "--out" in succeed("docnmt demo --help").out.decode()
+    assert "--out" in uncoloured(succeed("docnmt demo --help").out.decode())
 
 
 def test_its_recipe_is_one(tmp_path: Path) -> None:
