@@ -67,7 +67,7 @@ class Size:
 SIZES = (
     Size(3_000, 2_000, 100, 100, (0.3, 0.5), (1e-3, 2e-3), scratch=True),
     Size(10_000, 4_000, 150, 180, (0.2, 0.3), (2e-3,), scratch=True, new_lr_scale=3.0),
-    Size(29_000, 6_000, 1_100, 400, (0.2, 0.1), (1e-3, 2e-3), scratch=False, new_lr_scale=3.0),
+    Size(29_000, 6_000, 1_100, 400, (0.2,), (1e-3, 2e-3), scratch=False, new_lr_scale=3.0),
 )
 QUICK = (Size(200, 400, 2, 2, (0.3,), (1e-3,), scratch=False, tested=20),)
 

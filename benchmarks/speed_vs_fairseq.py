@@ -150,10 +150,12 @@ def steps_of_ours(updates: int, precision: str, config: Path, data: Path) -> Non
 
     import torch
 
+    from bertfused.console import keep_freed_memory
     from bertfused.data import DataFolder
     from bertfused.fit import build_trainer, examples
     from bertfused.training import Place, steps
 
+    keep_freed_memory()  # as every command does
     torch.set_num_threads(1)
     overrides = [f"train.precision={precision}", "fusion=none"]
     recipe = load_recipe(config, Recipe, overrides)

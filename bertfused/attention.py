@@ -47,11 +47,50 @@ def attend(
         bias = None if bias is None else bias.to(query.dtype)
         joined = functional.scaled_dot_product_attention(query, keys, values, attn_mask=bias)
     else:
-        weights = torch.matmul(query * query.shape[-1] ** -0.5, keys.transpose(-1, -2))
-        if bias is not None:
-            weights += bias.to(weights.dtype)
-        joined = torch.matmul(dropout(weights.softmax(-1)), values)
+        with torch.autocast(query.device.type, enabled=False):
+            logits = torch.matmul(query, keys.transpose(-1, -2))
+            scale = query.shape[-1] ** -0.5
+            weights: Tensor = _Softmax.apply(logits, bias, scale)  # type: ignore[no-untyped-call]
+            joined = torch.matmul(dropout(weights), values)
     return joined.transpose(1, 2).flatten(2)
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+class _Softmax(torch.autograd.Function):
+    """softmax(scale * logits + bias), computed in float32 at least.
+
+    torch's kernel is some five times slower on rows shorter than a vector of the processor, as
+    those of sentences are.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx, logits: Tensor, bias: Tensor | None, scale: float
+    ) -> Tensor:
+        wide = torch.mul(logits.to(_wide(logits)), scale)
+        if bias is not None:
+            wide += bias
+        wide -= wide.amax(-1, keepdim=True)
+        wide.exp_()
+        wide /= wide.sum(-1, keepdim=True)
+        weights = wide.to(logits.dtype)
+        ctx.save_for_backward(weights)
+        ctx.scale = scale  # type: ignore[attr-defined]
+        return weights
+
+    @staticmethod
+    def backward(
+        ctx: torch.autograd.function.FunctionCtx, gradient: Tensor
+    ) -> tuple[Tensor, None, None]:
+        (weights,) = ctx.saved_tensors  # type: ignore[attr-defined]
+        wide = weights.to(_wide(weights))
+        product = gradient * wide
+        product -= wide * product.sum(-1, keepdim=True)
+        product *= ctx.scale  # type: ignore[attr-defined]
+        return product.to(gradient.dtype), None, None
 
 
 @dataclass
@@ -109,10 +148,17 @@ class SelfAttentionCache:
 def split_heads(
     x: Float[Tensor, "batch length parts_model_dim"], parts: int, heads: int
 ) -> tuple[Float[Tensor, "batch heads length head_dim"], ...]:
-    """Cut the last dimension into ``parts`` equal parts and each part into heads."""
+    """Cut the last dimension into ``parts`` equal parts and each part into heads.
+
+    On the CPU the copy that the products of attention need anyway is made here, once for all
+    parts, and in float32: for bfloat16 a product is compiled for each of the many shapes that
+    batches of sentences have, which takes longer than these small products themselves.
+    """
     batch, length, width = x.shape
-    split = x.view(batch, length, parts, heads, width // (parts * heads))
-    return split.permute(2, 0, 3, 1, 4).unbind(0)
+    split = x.view(batch, length, parts, heads, width // (parts * heads)).permute(2, 0, 3, 1, 4)
+    if x.device.type == "cpu":
+        split = split.to(_wide(x), memory_format=torch.contiguous_format)
+    return split.unbind(0)
 
 
 class SelfAttention(nn.Module):

@@ -1,5 +1,6 @@
 """What all commands share: messages on stderr, progress bars on a terminal, exit codes."""
 
+import ctypes
 import errno
 import logging
 import sys
@@ -50,6 +51,7 @@ def make_app(name: str, description: str) -> typer.Typer:
 
 def run_app(app: typer.Typer) -> None:
     """Run a command; a user's mistake is one sentence and exit status 2."""
+    keep_freed_memory()
     try:
         app()
     except UserError as error:
@@ -62,6 +64,22 @@ def run_app(app: typer.Typer) -> None:
             raise
         where = f"{error.filename}: " if error.filename else ""
         _fail(app, f"{where}{error.strerror}")
+
+
+def keep_freed_memory() -> None:
+    """Let the GNU C library keep what is freed, up to a gigabyte, for the next allocation.
+
+    It gives large blocks back to the system at once, and the next step of a training or a search
+    gets the same memory again, zeroed page by page: a tenth of a small model's step.
+    """
+    if sys.platform != "linux":
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none
+    if mallopt is not None:
+        trim_threshold, top_pad, mmap_threshold = -1, -2, -3  # numbers of <malloc.h>
+        mallopt(mmap_threshold, 1 << 25)  # the highest it accepts
+        mallopt(trim_threshold, 1 << 30)
+        mallopt(top_pad, 1 << 26)
 
 
 # What goes wrong with files and disks for no fault of the code.

@@ -6,9 +6,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-# Rows of logits made at a time: enough for full matrix speed, few enough to stay in the cache.
-_CPU_ROWS = 256
-_ACCELERATOR_ROWS = 4096
+# Logits made at a time: enough for full matrix speed, and a bound on memory.
+_CPU_LOGITS = 2**23
+_ACCELERATOR_LOGITS = 2**27
+# Logits that a CPU turns into gradients at a time, in float32: few enough for its cache.
+_IN_CACHE = 2**19
 
 
 @dataclass(frozen=True)
@@ -61,35 +63,36 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         compute = hidden.dtype
         if torch.is_autocast_enabled(device):
             compute = torch.get_autocast_dtype(device)
-        rows = _CPU_ROWS if device == "cpu" else _ACCELERATOR_ROWS
+        on_cpu, vocab = device == "cpu", len(weight)
+        rows = max(min((_CPU_LOGITS if on_cpu else _ACCELERATOR_LOGITS) // vocab, len(target)), 1)
+        own_rows = max(_IN_CACHE // vocab, 1) if on_cpu else rows
         matrix, low_hidden = weight.to(compute), hidden.to(compute)
-        other = label_smoothing / (len(weight) - 1)
-        confidence = 1 - label_smoothing - other
         total, nll = hidden.new_zeros(2, dtype=torch.float32).unbind()
-        if wanted:
-            hidden_gradient = torch.empty_like(hidden)
-            weight_gradient = torch.zeros_like(weight)
+        # Written again and again: fresh memory of this size costs more than what is done in it.
+        low_logits = matrix.new_empty(rows, vocab)
+        logits = torch.empty_like(low_logits[:own_rows], dtype=torch.float32)
+        hidden_gradient = torch.empty_like(hidden) if wanted else hidden
+        weight_gradient: Tensor | None = None
         for start in range(0, len(target), rows):
             part = slice(start, start + rows)
-            logits = torch.mm(low_hidden[part], matrix.T).float()
-            correct = target[part, None]
-            highest = logits.amax(1, keepdim=True)
-            logits -= highest
-            correct_logit, logit_sum = logits.gather(1, correct), logits.sum(1, keepdim=True)
-            exponentials = logits.exp_()
-            normaliser = exponentials.sum(1, keepdim=True)
-            log_normaliser = normaliser.log()
-            chunk_nll = log_normaliser - correct_logit
-            smooth = len(weight) * log_normaliser - logit_sum
-            nll += chunk_nll.sum()
-            total += (confidence * chunk_nll + other * smooth).sum()
+            low = torch.mm(low_hidden[part], matrix.T, out=low_logits[: len(target) - start])
+            for own, correct in zip(low.split(own_rows), target[part].split(own_rows), strict=True):
+                wide = own if low.dtype == logits.dtype else logits[: len(own)].copy_(own)
+                own_total, own_nll = _replace_by_gradient(wide, correct, label_smoothing)
+                total += own_total
+                nll += own_nll
+                if wide is not own:
+                    own.copy_(wide)
             if wanted:
-                gradient = exponentials.div_(normaliser).sub_(other)
-                gradient.scatter_add_(1, correct, gradient.new_full(correct.shape, -confidence))
-                gradient = gradient.to(compute)
-                hidden_gradient[part] = torch.mm(gradient, matrix)
-                weight_gradient += torch.mm(gradient.T, low_hidden[part])
+                hidden_gradient[part] = torch.mm(low, matrix)
+                part_of_gradient = torch.mm(low.T, low_hidden[part]).to(weight.dtype)
+                if weight_gradient is None:
+                    weight_gradient = part_of_gradient
+                else:
+                    weight_gradient += part_of_gradient
         if wanted:
+            if weight_gradient is None:  # there were no tokens
+                weight_gradient = torch.zeros_like(weight)
             ctx.save_for_backward(hidden_gradient, weight_gradient)
         ctx.mark_non_differentiable(nll)
         return total, nll
@@ -106,3 +109,25 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             None,
             None,
         )
+
+
+def _replace_by_gradient(
+    logits: Float[Tensor, "tokens vocab"], target: Int[Tensor, "tokens"], label_smoothing: float
+) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    """Return ``Loss.total`` and ``Loss.nll`` of some logits; leave their gradient in their place.
+
+    The softmax kernel keeps its normaliser Z to itself, but log Z = highest - log p(highest), and
+    the highest probability is never too small for that.
+    """
+    vocab, correct = logits.shape[1], target[:, None]
+    other = label_smoothing / (vocab - 1)
+    confidence = 1 - label_smoothing - other
+    highest, logit_sum = logits.amax(1, keepdim=True), logits.sum(1, keepdim=True)
+    correct_logit = logits.gather(1, correct)
+    probabilities = torch.softmax(logits, 1, out=logits)
+    log_normaliser = highest - probabilities.amax(1, keepdim=True).log()
+    nll = log_normaliser - correct_logit
+    total = confidence * nll + other * (vocab * log_normaliser - logit_sum)
+    gradient = probabilities.sub_(other)
+    gradient.scatter_add_(1, correct, gradient.new_full(correct.shape, -confidence))
+    return total.sum(), nll.sum()

@@ -189,6 +189,7 @@ class FusedTransformer(nn.Module):
         self.decoder = decoder
         self.output = output
         self.noise = noise
+        self._mixers = [module for module in self.modules() if isinstance(module, BranchMixer)]
 
     @property
     def uses_bert(self) -> bool:
@@ -212,9 +213,8 @@ class FusedTransformer(nn.Module):
         """Set the randomness of the next forward pass, and the drop-net rate if it changes."""
         self.noise.reseed(*key)
         if drop_net is not None:
-            for module in self.modules():
-                if isinstance(module, BranchMixer):
-                    module.drop_net = drop_net
+            for mixer in self._mixers:
+                mixer.drop_net = drop_net
 
 
 class DecoderState:

@@ -187,6 +187,7 @@ class Trainer:
                 f"train.accumulate is {config.accumulate}, not a multiple of {self.world} processes"
             )
         self.parameters = module.trained_parameters()
+        module.train()
         self.optimizer = torch.optim.AdamW(
             self._groups(set(fresh)),
             lr=optim.lr,
@@ -203,8 +204,6 @@ class Trainer:
             # Drop-net leaves branches uncomputed: not every parameter takes part in a step.
             is_fused = module.encoder is not None
             self._parallel = DistributedDataParallel(module, find_unused_parameters=is_fused)
-        for parameter in self.parameters.values():
-            parameter.grad = torch.zeros_like(parameter)
 
     def _groups(self, fresh: set[str]) -> list[dict[str, Any]]:
         groups = []
@@ -220,10 +219,7 @@ class Trainer:
         Args:
             number: The step this makes: 1, 2, ...
         """
-        self.module.train()
-        # A branch that drop-net left out has a zero gradient, not none: its moments decay and
-        # weight decay applies, as with the official code's multiplication by zero.
-        self.optimizer.zero_grad(set_to_none=False)
+        self.optimizer.zero_grad()
         rate = drop_net_rate(number, drop_net=self.drop_net[0], warmup_steps=self.drop_net[1])
         nll = torch.zeros((), device=self.device)
         positions = real = 0
@@ -245,15 +241,26 @@ class Trainer:
         if self.world > 1:
             dist.all_reduce(nll)
         lr = self._learning_rate(number)
-        norm = nn.utils.clip_grad_norm_(
-            list(self.parameters.values()), self.optim.clip_norm or math.inf
-        )
+        norm = self._clip()
         is_finite = bool(torch.isfinite(norm)) and bool(torch.isfinite(nll))
         if is_finite:
             self._move(number, lr)
         mean = float(nll) / step.target_tokens
         padding = 1 - real / positions
         return Update(mean, step.target_tokens, float(norm), lr, padding, is_finite)
+
+    def _clip(self) -> Tensor:
+        """Bound the gradient's norm by ``optim.clip_norm``; return what it was."""
+        for parameter in self.parameters.values():
+            if parameter.grad is None:
+                # A branch that drop-net left out has a zero gradient, not none: its moments decay
+                # and weight decay applies, as with the official code's multiplication by zero.
+                parameter.grad = torch.zeros_like(parameter)
+        parameters = list(self.parameters.values())
+        norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        if self.optim.clip_norm is not None:
+            nn.utils.clip_grads_with_norm_(parameters, self.optim.clip_norm, norm)
+        return norm
 
     def _move(self, number: int, lr: float) -> None:
         for group in self.optimizer.param_groups:
@@ -291,16 +298,14 @@ class Trainer:
     @contextmanager
     def evaluation(self) -> Iterator[None]:
         """Put the averaged weights, if there are any, in place, and dropout off."""
-        self.module.eval()
-        if self.average is None:
-            yield
-            return
         own = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
-        copy_tensors(self.average, self.parameters)
+        self.module.eval()
+        copy_tensors(own if self.average is None else self.average, self.parameters)
         try:
             yield
         finally:
             copy_tensors(own, self.parameters)
+            self.module.train()
 
     @torch.no_grad()
     def mean_loss(self, dataset: Dataset) -> Loss:
