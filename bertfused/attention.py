@@ -1,7 +1,9 @@
 """Multi-head attention over a sequence itself or over a memory, in training and step by step."""
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -47,36 +49,59 @@ def attend(
         bias = None if bias is None else bias.to(query.dtype)
         joined = functional.scaled_dot_product_attention(query, keys, values, attn_mask=bias)
     else:
-        with torch.autocast(query.device.type, enabled=False):
+        with _in_its_own_precision(query):
             logits = torch.matmul(query, keys.transpose(-1, -2))
-            scale = query.shape[-1] ** -0.5
-            weights: Tensor = _Softmax.apply(logits, bias, scale)  # type: ignore[no-untyped-call]
+            weights = softmax(logits, bias, scale=query.shape[-1] ** -0.5)
             joined = torch.matmul(dropout(weights), values)
     return joined.transpose(1, 2).flatten(2)
+
+
+def _in_its_own_precision(x: Tensor) -> AbstractContextManager[Any]:
+    if torch.is_autocast_enabled(x.device.type):
+        return torch.autocast(x.device.type, enabled=False)
+    return nullcontext()
+
+
+def softmax(
+    logits: Float[Tensor, "batch heads queries keys"], bias: Tensor | None, scale: float
+) -> Float[Tensor, "batch heads queries keys"]:
+    """Take the softmax over the keys of scale * logits + bias, in float32 at least.
+
+    Without gradients the logits are overwritten.
+    """
+    if torch.is_grad_enabled():
+        weights: Tensor = _Softmax.apply(logits, bias, scale)  # type: ignore[no-untyped-call]
+        return weights
+    return _softmax_(logits.to(_wide(logits)).mul_(scale), bias).to(logits.dtype)
 
 
 def _wide(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-class _Softmax(torch.autograd.Function):
-    """softmax(scale * logits + bias), computed in float32 at least.
+def _softmax_(logits: Tensor, bias: Tensor | None) -> Tensor:
+    """Overwrite logits with the softmax of their sum with ``bias``.
 
-    torch's kernel is some five times slower on rows shorter than a vector of the processor, as
-    those of sentences are.
+    torch's kernel is some five times slower than its parts on rows shorter than a vector of the
+    processor, as those of sentences often are.
     """
+    if bias is not None:
+        logits += bias
+    if logits.shape[-1] >= 16:
+        return torch.softmax(logits, -1, out=logits)
+    logits -= logits.amax(-1, keepdim=True)
+    logits.exp_()
+    logits /= logits.sum(-1, keepdim=True)
+    return logits
 
+
+class _Softmax(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: torch.autograd.function.FunctionCtx, logits: Tensor, bias: Tensor | None, scale: float
     ) -> Tensor:
-        wide = torch.mul(logits.to(_wide(logits)), scale)
-        if bias is not None:
-            wide += bias
-        wide -= wide.amax(-1, keepdim=True)
-        wide.exp_()
-        wide /= wide.sum(-1, keepdim=True)
-        weights = wide.to(logits.dtype)
+        scaled = torch.mul(logits.to(_wide(logits)), scale)
+        weights = _softmax_(scaled, bias).to(logits.dtype)
         ctx.save_for_backward(weights)
         ctx.scale = scale  # type: ignore[attr-defined]
         return weights
@@ -107,8 +132,8 @@ class KeysValues:
 class SelfAttentionCache:
     """Keys and values of every token generated so far, for all beams of a sentence together.
 
-    Each step appends one slot per beam and nothing is ever moved when beams are re-ordered:
-    which slots a beam may look at is kept in a bias (see ``model.DecoderState``).
+    Each step appends one slot per beam and nothing is moved when beams are re-ordered: which slots
+    a beam may look at is kept in a bias (see ``model.DecoderState``).
     """
 
     def __init__(self) -> None:
@@ -143,6 +168,14 @@ class SelfAttentionCache:
     def keep(self, sentences: Int[Tensor, "kept"]) -> None:
         if self._keys is not None and self._values is not None:
             self._keys, self._values = self._keys[sentences], self._values[sentences]
+
+    def keep_slots(self, slots: Int[Tensor, "batch kept"]) -> None:
+        """Forget all other slots of each sentence; the kept ones stand in this order."""
+        self.slots = slots.shape[1]
+        for stored in (self._keys, self._values):
+            if stored is not None:
+                index = slots[:, None, :, None].expand(-1, stored.shape[1], -1, stored.shape[3])
+                stored[:, :, : self.slots] = stored.gather(2, index)
 
 
 def split_heads(

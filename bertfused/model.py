@@ -30,6 +30,8 @@ from bertfused.layers import (
 from bertfused.noise import Dropout, Noise
 from bertfused.vocab import Vocabulary
 
+_FORGET_EVERY = 6  # steps
+
 
 @dataclass(frozen=True)
 class Memory:
@@ -223,6 +225,7 @@ class DecoderState:
     Beams share what belongs to their sentence: keys and values of the memory exist once, and a
     beam is one more query. Their past tokens are slots of one cache; ``_bias`` says which slots
     are a beam's own ancestors, so re-ordering beams moves that small table and nothing else.
+    Slots that are no beam's ancestors any more are forgotten from time to time.
     """
 
     def __init__(self, model: FusedTransformer, memory: Memory) -> None:
@@ -267,6 +270,17 @@ class DecoderState:
         slots = self._bias.shape[3]
         index = parents[:, None, :, None].expand(-1, -1, -1, slots)
         self._bias = self._bias.gather(2, index)
+        if self._position % _FORGET_EVERY == 0:
+            self._forget_dead_slots()
+
+    def _forget_dead_slots(self) -> None:
+        is_dead = (self._bias == -math.inf).all(2)[:, 0]
+        most = int((~is_dead).sum(1).max())  # of any sentence; the others keep some dead ones
+        slots = is_dead.byte().argsort(dim=1, stable=True)[:, :most]
+        for cache in self._caches:
+            cache.keep_slots(slots)
+        index = slots[:, None, None, :].expand(-1, -1, self._bias.shape[2], -1)
+        self._bias = self._bias.gather(3, index)
 
     def keep(self, sentences: Int[Tensor, "kept"]) -> None:
         """Drop all other sentences."""

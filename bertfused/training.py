@@ -187,7 +187,6 @@ class Trainer:
                 f"train.accumulate is {config.accumulate}, not a multiple of {self.world} processes"
             )
         self.parameters = module.trained_parameters()
-        module.train()
         self.optimizer = torch.optim.AdamW(
             self._groups(set(fresh)),
             lr=optim.lr,
@@ -219,6 +218,7 @@ class Trainer:
         Args:
             number: The step this makes: 1, 2, ...
         """
+        self.module.train()
         self.optimizer.zero_grad()
         rate = drop_net_rate(number, drop_net=self.drop_net[0], warmup_steps=self.drop_net[1])
         nll = torch.zeros((), device=self.device)
@@ -298,14 +298,16 @@ class Trainer:
     @contextmanager
     def evaluation(self) -> Iterator[None]:
         """Put the averaged weights, if there are any, in place, and dropout off."""
-        own = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
         self.module.eval()
-        copy_tensors(own if self.average is None else self.average, self.parameters)
+        if self.average is None:
+            yield
+            return
+        own = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
+        copy_tensors(self.average, self.parameters)
         try:
             yield
         finally:
             copy_tensors(own, self.parameters)
-            self.module.train()
 
     @torch.no_grad()
     def mean_loss(self, dataset: Dataset) -> Loss:

@@ -17,10 +17,9 @@ from docnmt.documents import (
     Columns,
     DocumentLine,
     Format,
-    InputLine,
-    SeparatorLine,
     check_corpus,
     contexts,
+    padded,
     read_corpus,
     read_input,
 )
@@ -75,7 +74,7 @@ def corpora(recipe: Recipe) -> Callable[[Corpus], Iterable["ParallelLine"]]:
         )
         windows = contexts(again, documents.previous)
         for line, window in zip(lines, windows, strict=True):
-            context = _padded(window, documents.previous)
+            context = padded(window, documents.previous)
             yield ParallelLine(line.source, line.target or "", context, line.document)
 
     return read
@@ -92,11 +91,13 @@ def source_lines(
     path: Path | None, documents: Mapping[str, Any] | None
 ) -> Iterator["SourceLine | str"]:
     """Read text to translate with its contexts; separators come as they are."""
+    from docnmt.translate import in_context
+
     if documents is None:
         _logger.warning("this model was trained on sentences: no context is used")
     format, options = _input_format(path, documents)
     lines = read_input(path, format=format, **options)
-    return _with_contexts(lines, documents)
+    return in_context(lines, documents)
 
 
 def targets(source: Path, target: Path, documents: Mapping[str, Any] | None) -> Iterator[str]:
@@ -109,32 +110,12 @@ def targets(source: Path, target: Path, documents: Mapping[str, Any] | None) -> 
 
 def dev_lines(split: "Split", documents: Mapping[str, Any] | None) -> Iterator["SourceLine"]:
     """Read the source of a prepared split with its contexts."""
+    from docnmt.translate import in_context
+
     texts = read_lines(split.source_text)
     docids = split.docids or []
     lines = (DocumentLine(docid, text, None) for docid, text in zip(docids, texts, strict=True))
-    return (line for line in _with_contexts(lines, documents) if not isinstance(line, str))
-
-
-def _with_contexts(
-    lines: Iterable[InputLine], documents: Mapping[str, Any] | None
-) -> Iterator["SourceLine | str"]:
-    from bertfused.translate import SourceLine
-
-    previous = documents["previous"] if documents else 0
-    lines, again = tee(lines)
-    for line, window in zip(lines, contexts(again, previous), strict=True):
-        if isinstance(line, SeparatorLine):
-            yield line.text
-        else:
-            yield SourceLine(line.source, _padded(window, previous), document=line.document)
-
-
-def _padded(context: tuple[str, ...], previous: int) -> tuple[str, ...]:
-    """Give the first sentence of a document an empty context.
-
-    So the sentence to translate is in segment 1 everywhere.
-    """
-    return ("",) if previous and not context else context
+    return (line for line in in_context(lines, documents) if not isinstance(line, str))
 
 
 def _input_format(

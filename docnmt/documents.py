@@ -197,6 +197,14 @@ def contexts(lines: Iterable[InputLine], previous: int) -> Iterator[tuple[str, .
             window.append(line.source)
 
 
+def padded(context: tuple[str, ...], previous: int) -> tuple[str, ...]:
+    """Give the first sentence of a document an empty context.
+
+    So the sentence to translate is in segment 1 everywhere.
+    """
+    return ("",) if previous and not context else context
+
+
 def check_corpus(
     source: Path,
     target: Path | None = None,

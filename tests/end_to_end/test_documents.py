@@ -11,6 +11,7 @@ import sacrebleu
 
 from bertfused.data import DataFolder
 from bertfused.text import read_lines
+from docnmt import DocumentTranslator
 from tests.end_to_end.children import train
 from tests.end_to_end.conftest import Small
 from tests.end_to_end.corpus import fail, sentences, succeed, write_lines, write_recipe
@@ -219,6 +220,18 @@ def test_one_line_out_for_each_line_in(run: Path, lines: list[str]) -> None:
     assert [own.get("source") for own in jsonl] == [
         line if line.strip() else None for line in lines
     ]
+
+
+def test_documents_in_python_are_those_of_the_command(run: Path) -> None:
+    documents = [[source for source, _ in document] for document in SPLITS["test"]]
+    documents = [*documents[:2], [], ["cat", "", "dog"], documents[2]]
+    found = DocumentTranslator.load(run).translate(documents)
+    ours = [[translation.text for translation in document] for document in found]
+    assert [len(document) for document in ours] == [len(document) for document in documents]
+    assert ours[0] == translate(run, documents[0])
+    assert ours[1] == translate(run, documents[1])
+    assert ours[3][1] == ""
+    assert ours[4] == translate(run, documents[4])
 
 
 def test_nbest_and_blank_lines(run: Path) -> None:
