@@ -399,6 +399,8 @@ def _absolute(section: RecipeT, folder: Path) -> RecipeT:
     def resolve(value: Any) -> Any:
         if isinstance(value, Path):
             return Path(folder, value).resolve()
+        if isinstance(value, FusionConfig):
+            return value.model_copy(update={"encoder": _encoder_place(value.encoder, folder)})
         if isinstance(value, Section):
             return _absolute(value, folder)
         if isinstance(value, tuple):
@@ -408,3 +410,9 @@ def _absolute(section: RecipeT, folder: Path) -> RecipeT:
     return section.model_copy(
         update={name: resolve(value) for name, value in section if value is not None}
     )
+
+
+def _encoder_place(name: str, folder: Path) -> str:
+    """Resolve the name of an encoder if it is that of a folder: beside the recipe, or from here."""
+    places = () if name == "minilm" else (Path(folder, name), Path(name))
+    return next((str(place.resolve()) for place in places if place.is_dir()), name)

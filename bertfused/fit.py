@@ -7,6 +7,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ from bertfused.metrics import Score, bleu
 from bertfused.pretrained import PretrainedEncoder
 from bertfused.run import RunFolder, log_to, processes, save_evaluated
 from bertfused.subwords import load_tokenizer
-from bertfused.text import read_lines, replace_file, sha256_file
+from bertfused.text import make_folder, only_writer, read_lines, replace_file, sha256_file
 from bertfused.training import (
     LossModule,
     Trainer,
@@ -120,15 +121,18 @@ def train_run(
             run.check_new()
         # Built before anything is written: a recipe that does not fit leaves no folder behind.
         session = Session(recipe, data, run, dev_lines, init, place or choose_device(device))
-        if is_resumed and is_first:
-            run.write_config(recipe)
-        elif is_first:
-            run.create(recipe, facts)
-        if dist.is_initialized():
-            dist.barrier()  # the others look into the folder only once it is as it should be
-        with log_to(out / "log.txt" if is_first else None):
-            state = run.resume(session.trainer) if resume else TrainState()
-            session.go(state, on_update)
+        if is_first:
+            make_folder(out)
+        with only_writer(out) if is_first else nullcontext():
+            if is_resumed and is_first:
+                run.write_config(recipe)
+            elif is_first:
+                run.create(recipe, facts)
+            if dist.is_initialized():
+                dist.barrier()  # the others look into the folder only once it is as it should be
+            with log_to(out / "log.txt" if is_first else None):
+                state = run.resume(session.trainer) if resume else TrainState()
+                session.go(state, on_update)
         del session  # while the processes are still joined: see there
         return state
 
@@ -137,6 +141,7 @@ def build_trainer(
     recipe: Recipe, data: DataFolder, init: Path | None = None, device: torch.device = _CPU
 ) -> tuple[Trainer, ModelCard, WarmStart | None]:
     """Build model, pretrained encoder and optimiser as a recipe asks, for a DATA folder."""
+    _check_subwords(recipe, data)
     torch.manual_seed(recipe.train.seed)
     fusion = recipe.fusion
     encoder = None if fusion is None else open_encoder(fusion)
@@ -172,6 +177,17 @@ def _check_finetuned(init: Path, fusion: FusionConfig | None) -> None:
         raise UserError(
             f"cannot start from {init}: its encoder was fine-tuned; set fusion.encoder = '{own}'"
         )
+
+
+def _check_subwords(recipe: Recipe, data: DataFolder) -> None:
+    """Refuse a recipe that asks for other subwords than the data were made with."""
+    made = {} if data.report is None else data.report.subwords
+    for key, value in made.items():
+        if key in recipe.subwords.model_fields_set and getattr(recipe.subwords, key) != value:
+            raise UserError(
+                f"{data.path} was prepared with subwords.{key} = {value!r}, but the recipe says "
+                f"{getattr(recipe.subwords, key)!r}"
+            )
 
 
 def _check_dictionaries(init: Path, data: DataFolder) -> None:

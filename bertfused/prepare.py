@@ -43,6 +43,7 @@ from bertfused.store import IdStoreWriter
 from bertfused.subwords import Tokenizer, load_tokenizer, train_subwords
 from bertfused.text import (
     make_folder,
+    only_writer,
     open_output,
     read_pairs,
     replace_file,
@@ -162,26 +163,28 @@ def prepare(
     if not force and (complete := _complete_report(out, planned)) is not None:
         _logger.info("%s is complete; nothing to do", out)
         return complete
-    _start(out)
-    if tokenizers is None:
-        tokenizers = _learn_subwords(recipe, out, reader)
-    for tokenizer, language in zip(tokenizers, _languages(recipe), strict=True):
-        tokenizer.save(out, language)
-    encoders = _Encoders(*tokenizers, wordpieces)
-    # The small splits first: what is wrong in them is found before the long work.
-    reports = {}
-    for split in reversed(_splits(recipe.data)):
-        chunks = _chunks(_parallel_lines(split, reader), split.name, progress)
-        reports[split.name] = _write_split(split, chunks, recipe.data, encoders, out)
-    report = planned.model_copy(
-        update={
-            "dictionaries": _describe_dictionaries(tokenizers),
-            "splits": {split.name: reports[split.name] for split in _splits(recipe.data)},
-        }
-    )
-    with replace_file(out / REPORT) as handle:
-        handle.write(tomli_w.dumps(report.model_dump(mode="json", exclude_none=True)).encode())
-    (out / UNFINISHED).unlink()
+    make_folder(out)
+    with only_writer(out):
+        _start(out)
+        if tokenizers is None:
+            tokenizers = _learn_subwords(recipe, out, reader)
+        for tokenizer, language in zip(tokenizers, _languages(recipe), strict=True):
+            tokenizer.save(out, language)
+        encoders = _Encoders(*tokenizers, wordpieces)
+        # The small splits first: what is wrong in them is found before the long work.
+        reports = {}
+        for split in reversed(_splits(recipe.data)):
+            chunks = _chunks(_parallel_lines(split, reader), split.name, progress)
+            reports[split.name] = _write_split(split, chunks, recipe.data, encoders, out)
+        report = planned.model_copy(
+            update={
+                "dictionaries": _describe_dictionaries(tokenizers),
+                "splits": {split.name: reports[split.name] for split in _splits(recipe.data)},
+            }
+        )
+        with replace_file(out / REPORT) as handle:
+            handle.write(tomli_w.dumps(report.model_dump(mode="json", exclude_none=True)).encode())
+        (out / UNFINISHED).unlink()
     return report
 
 
@@ -345,12 +348,11 @@ def _identity(report: PrepareReport) -> dict[str, object]:
 
 
 def _start(out: Path) -> None:
-    """Make the folder, mark it as unfinished, and remove what an earlier preparation left.
+    """Mark the folder as unfinished, and remove what an earlier preparation left in it.
 
     Raises:
         UserError: If there is data in it that this program did not make.
     """
-    make_folder(out)
     names = (path.name for path in out.iterdir())
     found = sorted(name for name in names if _OWN.fullmatch(name) or _PARTIAL.fullmatch(name))
     is_ours = (out / REPORT).exists() or (out / UNFINISHED).exists()

@@ -6,6 +6,7 @@ dropped with a warning, NUL is text, and bytes that are not UTF-8 are an error w
 """
 
 import errno
+import fcntl
 import gzip
 import hashlib
 import logging
@@ -136,6 +137,26 @@ def make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make the folder {path}: {error.strerror}") from error
+
+
+@contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """Keep other processes from writing into a folder meanwhile; a killed process keeps none out.
+
+    Raises:
+        UserError: If another process is at it.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"another process is writing to {folder}") from None
+        except OSError as error:
+            _logger.warning("%s cannot be locked: %s", folder, error.strerror)  # some networks'
+        yield
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager

@@ -354,3 +354,21 @@ def test_every_key_is_described_in_one_line(section: type[BaseModel]) -> None:
         assert field.description, name
         assert field.description.endswith("."), name
         assert "\n" not in field.description, name
+
+
+def test_an_encoder_in_a_folder_is_found_beside_the_recipe_and_from_here(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def encoder(name: str) -> str:
+        fusion = load_recipe(recipe, Recipe, [f"fusion.encoder={name}"]).fusion
+        assert fusion is not None
+        return fusion.encoder
+
+    here = tmp_path / "here"
+    for folder in (tmp_path / "bert", here / "mine", tmp_path / "minilm"):
+        folder.mkdir(parents=True)
+    monkeypatch.chdir(here)
+    assert encoder("bert") == str(tmp_path / "bert")
+    assert encoder("mine") == str(here / "mine")
+    assert encoder("minilm") == "minilm"
+    assert encoder("google-bert/bert-base-uncased") == "google-bert/bert-base-uncased"

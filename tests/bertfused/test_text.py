@@ -13,6 +13,7 @@ from bertfused.errors import UserError
 from bertfused.text import (
     SentencePair,
     count_lines,
+    only_writer,
     open_output,
     read_lines,
     read_pairs,
@@ -269,3 +270,16 @@ def test_sha256_file(tmp_path: Path) -> None:
     assert sha256_file(write(tmp_path / "abc", b"abc")) == expected
     with pytest.raises(UserError, match="cannot read"):
         sha256_file(tmp_path / "absent")
+
+
+def test_a_folder_has_one_writer(tmp_path: Path) -> None:
+    with only_writer(tmp_path):
+        with (
+            pytest.raises(UserError, match=f"another process is writing to {tmp_path}"),
+            only_writer(tmp_path),
+        ):
+            pass
+        with only_writer(tmp_path.parent):
+            pass
+    with only_writer(tmp_path):
+        pass

@@ -21,7 +21,7 @@ from typer.main import get_command
 from bertfused import __version__
 from bertfused.checkpoint import load_card, load_model, read_tensors
 from bertfused.cli import app as bertfused_app
-from bertfused.text import read_lines
+from bertfused.text import only_writer, read_lines
 from bertfused.translate import Translator
 from docnmt.cli import app as docnmt_app
 from tests.end_to_end.children import finish, start
@@ -145,6 +145,31 @@ def test_train_writes_a_run_and_nothing_on_stdout(small: Small, tmp_path: Path) 
     ran = succeed("bertfused train", run / "config.toml", "--data", small.data, "--out", again)
     weights = Path("model", "model.safetensors")
     assert (again / weights).read_bytes() == (run / weights).read_bytes()
+
+
+def test_a_folder_that_another_process_writes_to_is_refused(small: Small, tmp_path: Path) -> None:
+    train = ["bertfused train", small.recipe, "--data", small.data, "--set", "train.max_steps=1"]
+    for folder, line in (
+        (tmp_path / "data", ["bertfused prepare", small.recipe]),
+        (tmp_path / "run", train),
+    ):
+        folder.mkdir()
+        with only_writer(folder):
+            assert fail(*line, "--out", folder) == f"another process is writing to {folder}"
+        assert leftovers(folder) == []
+        succeed(*line, "--out", folder)
+
+
+def test_data_of_other_subwords_are_refused(small: Small, tmp_path: Path) -> None:
+    train = ["bertfused train", small.recipe, "--data", small.data, "--out", tmp_path / "run"]
+    said = fail(*train, "--set", "subwords.size=77")
+    assert said.startswith(f"{small.data} was prepared with subwords.size = ")
+    assert said.endswith("but the recipe says 77")
+
+
+def test_an_encoder_for_a_plain_model_is_refused(small: Small) -> None:
+    said = fail("bertfused translate", small.plain, "--encoder", small.bert, stdin=b"cat\n")
+    assert said == f"{small.plain / 'model'} is a plain model: it reads no encoder '{small.bert}'"
 
 
 def test_quiet_says_nothing(small: Small, tmp_path: Path) -> None:
