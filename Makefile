@@ -2,10 +2,10 @@
 # make test   set up, lint, check types and run every test
 #
 # PYTHON      the interpreter that .venv is made from (3.11 or later)
-# PYTEST_ARGS more options for pytest, for example PYTEST_ARGS="-n 2 -k metrics"
+# PYTEST_ARGS options for pytest (default: -n auto, a process a core), for example "-k metrics"
 
 PYTHON ?= python3
-PYTEST_ARGS ?=
+PYTEST_ARGS ?= -n auto
 
 VENV := .venv
 BIN := $(VENV)/bin

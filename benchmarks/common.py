@@ -1,5 +1,6 @@
 """What the benchmark scripts share: where data is, how results are written, equal time."""
 
+import gzip
 import itertools
 import json
 import os
@@ -11,9 +12,11 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import tomli_w
 import torch
 
 from bertfused.config import Recipe, load_recipe
@@ -95,6 +98,99 @@ def update_section(document: Path, name: str, text: str) -> None:
         document.write_text(before + block + rest.partition(end)[2])
     else:
         document.write_text(f"{old.rstrip()}\n\n{block}\n")
+
+
+def spread(values: Sequence[float]) -> str:
+    """Write the median of some values, and in brackets their least and greatest.
+
+    >>> spread([1.0, 4.0, 2.0])
+    '2.00 (1.00 to 4.00)'
+    """
+    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+
+
+def peak_memory() -> float:
+    """Return the most memory this process has had so far, in MiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+@dataclass(frozen=True)
+class SmallModels:
+    """Plain and fused models of a part of Multi30k En-De: to measure speed with, not quality.
+
+    Each is trained by the commands once and kept under ``folder``, the fused one from the plain.
+
+    Args:
+        steps: Updates of each.
+    """
+
+    folder: Path
+    pairs: int
+    vocabulary: int
+    steps: int
+    encoder: str = "minilm"
+    layer: int = 3
+
+    def recipe(self) -> Path:
+        """Write the recipe of the fused model."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for split, lines in (("train", self.pairs), ("val", min(self.pairs, 200))):
+            for language in ("en", "de"):
+                packed = shared_data("multi30k") / f"{split}.{language}.gz"
+                text = gzip.decompress(packed.read_bytes()).split(b"\n")[:lines]
+                (self.folder / f"{split}.{language}").write_bytes(b"\n".join(text) + b"\n")
+        sections: dict[str, Any] = {
+            "data": {
+                "source": "en",
+                "target": "de",
+                "train": [{"source": "train.en", "target": "train.de"}],
+                "dev": {"source": "val.en", "target": "val.de"},
+            },
+            "subwords": {"size": self.vocabulary},
+            "model": {
+                "encoder_layers": 4,
+                "decoder_layers": 4,
+                "model_dim": 128,
+                "ffn_dim": 256,
+                "heads": 4,
+                "dropout": 0.2,
+            },
+            "fusion": {"encoder": self.encoder, "layer": self.layer, "drop_net": 0.0},
+            "optim": {"lr": 3e-3, "warmup_steps": max(self.steps // 8, 1), "schedule": "linear"},
+            "train": {
+                "batch_tokens": 1024,
+                "max_steps": self.steps,
+                "validate_every": self.steps,
+                "validate_bleu": False,
+            },
+        }
+        path = self.folder / "recipe.toml"
+        path.write_text(tomli_w.dumps(sections))
+        return path
+
+    def data(self) -> Path:
+        """Return the DATA folder, with cached states of the encoder."""
+        data = self.folder / "data"
+        if not (data / "features").exists():
+            command("prepare", self.recipe(), "--out", data, "--quiet")
+            options = ("--encoder", self.encoder, "--layer", self.layer, "--quiet")
+            command("cache-features", data, *options)
+        return data
+
+    def plain(self) -> Path:
+        """Return the RUN of the plain model."""
+        return self._train("plain", "--set", "fusion=none")
+
+    def fused(self) -> Path:
+        """Return the RUN of the fused model."""
+        return self._train("fused", "--init", self.plain())
+
+    def _train(self, name: str, *options: object) -> Path:
+        out = self.folder / name
+        if not (out / "report.md").exists():
+            given = ("--data", self.data(), "--out", out, "--quiet", "--resume", *options)
+            command("train", self.recipe(), *given)
+        return out
 
 
 def timed(mark: Path, task: Callable[[], object]) -> float:

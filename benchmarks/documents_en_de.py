@@ -259,7 +259,7 @@ def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=REPOSITORY / "runs" / "documents")
-    parser.add_argument("--quick", action="store_true", help="a few seconds, no meaning")
+    parser.add_argument("--quick", action="store_true", help="a few minutes, no meaning")
     arguments = parser.parse_args()
     budget = Budget(1, 1, 400, lines=60) if arguments.quick else Budget()
     corpora = CORPORA[:1] if arguments.quick else CORPORA

@@ -218,7 +218,8 @@ class Trainer:
         Args:
             number: The step this makes: 1, 2, ...
         """
-        self.module.train()
+        if not self.module.model.training:  # a validation or a translator came between
+            self.module.train()
         self.optimizer.zero_grad()
         rate = drop_net_rate(number, drop_net=self.drop_net[0], warmup_steps=self.drop_net[1])
         nll = torch.zeros((), device=self.device)
