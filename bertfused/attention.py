@@ -63,7 +63,9 @@ def _in_its_own_precision(x: Tensor) -> AbstractContextManager[Any]:
 
 
 def softmax(
-    logits: Float[Tensor, "batch heads queries keys"], bias: Tensor | None, scale: float
+    logits: Float[Tensor, "batch heads queries keys"],
+    bias: Float[Tensor, "..."] | None,
+    scale: float,
 ) -> Float[Tensor, "batch heads queries keys"]:
     """Take the softmax over the keys of scale * logits + bias, in float32 at least.
 
@@ -132,8 +134,8 @@ class KeysValues:
 class SelfAttentionCache:
     """Keys and values of every token generated so far, for all beams of a sentence together.
 
-    Each step appends one slot per beam and nothing is moved when beams are re-ordered: which slots
-    a beam may look at is kept in a bias (see ``model.DecoderState``).
+    Each step appends one slot per beam, and re-ordering beams moves none: which slots a beam may
+    look at is kept in a bias (see ``model.DecoderState``). ``keep_slots`` drops some.
     """
 
     def __init__(self) -> None:
@@ -183,9 +185,8 @@ def split_heads(
 ) -> tuple[Float[Tensor, "batch heads length head_dim"], ...]:
     """Cut the last dimension into ``parts`` equal parts and each part into heads.
 
-    On the CPU the copy that the products of attention need anyway is made here, once for all
-    parts, and in float32: for bfloat16 a product is compiled for each of the many shapes that
-    batches of sentences have, which takes longer than these small products themselves.
+    On the CPU the parts are in float32 at least: for bfloat16 a product is compiled for each of
+    the many shapes that batches of sentences have, which takes longer than the product.
     """
     batch, length, width = x.shape
     split = x.view(batch, length, parts, heads, width // (parts * heads)).permute(2, 0, 3, 1, 4)
@@ -251,7 +252,9 @@ class CrossAttention(nn.Module):
             nn.init.zeros_(projection.bias)
 
     def project(self, memory: Float[Tensor, "batch keys memory_dim"]) -> KeysValues:
-        return KeysValues(*split_heads(self.kv_proj(memory), 2, self.heads))
+        """Project a memory, laid out as the products read it: in decoding, once a step."""
+        keys, values = split_heads(self.kv_proj(memory), 2, self.heads)
+        return KeysValues(keys.contiguous(), values.contiguous())
 
     def forward(
         self,

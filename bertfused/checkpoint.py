@@ -101,8 +101,6 @@ class TrainedModel:
         """
         fusion, expected = self.card.fusion, self.card.encoder
         if fusion is None or expected is None:
-            if override is not None:
-                raise UserError(f"{self.folder} is a plain model: it reads no encoder {override!r}")
             return None
         if not fusion.finetune:
             return open_encoder(fusion, override or expected.name, expected)

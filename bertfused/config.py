@@ -120,8 +120,10 @@ class FusionConfig(Section):
 
     encoder: str = Field(
         "minilm",
+        min_length=1,
         description="Folder or hub name of a transformers encoder, 'minilm' for the packaged "
-        "English one, or a RUN folder whose own encoder is used.",
+        "English one, or a RUN folder whose own encoder is used. A folder is looked for beside "
+        "the recipe, then from where the command is run.",
     )
     layer: int | Literal["average", "stochastic"] = Field(
         -1,
@@ -400,16 +402,18 @@ def _absolute(section: RecipeT, folder: Path) -> RecipeT:
         if isinstance(value, Path):
             return Path(folder, value).resolve()
         if isinstance(value, FusionConfig):
-            return value.model_copy(update={"encoder": _encoder_place(value.encoder, folder)})
+            encoder = _encoder_place(value.encoder, folder)
+            return _absolute(value.model_copy(update={"encoder": encoder}), folder)
         if isinstance(value, Section):
             return _absolute(value, folder)
         if isinstance(value, tuple):
-            return tuple(resolve(part) for part in value)
+            parts = tuple(resolve(part) for part in value)
+            return value if all(a is b for a, b in zip(parts, value, strict=True)) else parts
         return value
 
-    return section.model_copy(
-        update={name: resolve(value) for name, value in section if value is not None}
-    )
+    resolved = {name: resolve(value) for name, value in section}
+    changed = {name: own for name, own in resolved.items() if own is not getattr(section, name)}
+    return section.model_copy(update=changed)  # what was left to its default stays known as such
 
 
 def _encoder_place(name: str, folder: Path) -> str:

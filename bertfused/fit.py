@@ -133,7 +133,7 @@ def train_run(
             with log_to(out / "log.txt" if is_first else None):
                 state = run.resume(session.trainer) if resume else TrainState()
                 session.go(state, on_update)
-        del session  # while the processes are still joined: see there
+        del session  # while the processes are still joined: see run.processes
         return state
 
 
@@ -182,11 +182,14 @@ def _check_finetuned(init: Path, fusion: FusionConfig | None) -> None:
 def _check_subwords(recipe: Recipe, data: DataFolder) -> None:
     """Refuse a recipe that asks for other subwords than the data were made with."""
     made = {} if data.report is None else data.report.subwords
-    for key, value in made.items():
-        if key in recipe.subwords.model_fields_set and getattr(recipe.subwords, key) != value:
+    asked = recipe.subwords.model_dump(exclude_unset=True)
+    if made.get("kind") == "words":
+        asked.pop("size", None)  # unused there
+    for key in made.keys() & asked.keys():
+        if asked[key] != made[key]:
             raise UserError(
-                f"{data.path} was prepared with subwords.{key} = {value!r}, but the recipe says "
-                f"{getattr(recipe.subwords, key)!r}"
+                f"{data.path} was prepared with subwords.{key} = {made[key]!r}, but the recipe "
+                f"says {asked[key]!r}"
             )
 
 

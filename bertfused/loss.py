@@ -67,21 +67,24 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         rows = max(min((_CPU_LOGITS if on_cpu else _ACCELERATOR_LOGITS) // vocab, len(target)), 1)
         own_rows = max(_IN_CACHE // vocab, 1) if on_cpu else rows
         matrix, low_hidden = weight.to(compute), hidden.to(compute)
-        total, nll = hidden.new_zeros(2, dtype=torch.float32).unbind()
+        wide_type = torch.promote_types(compute, torch.float32)
+        total, nll = hidden.new_zeros(2, dtype=wide_type).unbind()
         # Written again and again: fresh memory of this size costs more than what is done in it.
         low_logits = matrix.new_empty(rows, vocab)
-        logits = torch.empty_like(low_logits[:own_rows], dtype=torch.float32)
+        logits = low_logits[:own_rows]
+        if compute != wide_type:
+            logits = torch.empty_like(logits, dtype=wide_type)
         hidden_gradient = torch.empty_like(hidden) if wanted else hidden
         weight_gradient: Tensor | None = None
         for start in range(0, len(target), rows):
             part = slice(start, start + rows)
             low = torch.mm(low_hidden[part], matrix.T, out=low_logits[: len(target) - start])
             for own, correct in zip(low.split(own_rows), target[part].split(own_rows), strict=True):
-                wide = own if low.dtype == logits.dtype else logits[: len(own)].copy_(own)
+                wide = own if compute == wide_type else logits[: len(own)].copy_(own)
                 own_total, own_nll = _replace_by_gradient(wide, correct, label_smoothing)
                 total += own_total
                 nll += own_nll
-                if wide is not own:
+                if wanted and wide is not own:
                     own.copy_(wide)
             if wanted:
                 hidden_gradient[part] = torch.mm(low, matrix)

@@ -246,7 +246,7 @@ class DecoderState:
         self._memory_bias = padding_bias(memory.mask)
         self._bert_bias = None if memory.bert_mask is None else padding_bias(memory.bert_mask)
         self._bias = memory.states.new_empty(len(memory.states), 1, 1, 0)
-        self._position = 0
+        self._position = self._forgot_at = 0
 
     def step(self, tokens: Int[Tensor, "batch beams"]) -> Float[Tensor, "batch beams vocab"]:
         """Append one token to every beam and return the logits of the next."""
@@ -270,10 +270,11 @@ class DecoderState:
         slots = self._bias.shape[3]
         index = parents[:, None, :, None].expand(-1, -1, -1, slots)
         self._bias = self._bias.gather(2, index)
-        if self._position % _FORGET_EVERY == 0:
+        if self._position - self._forgot_at >= _FORGET_EVERY:
             self._forget_dead_slots()
 
     def _forget_dead_slots(self) -> None:
+        self._forgot_at = self._position
         is_dead = (self._bias == -math.inf).all(2)[:, 0]
         most = int((~is_dead).sum(1).max())  # of any sentence; the others keep some dead ones
         slots = is_dead.byte().argsort(dim=1, stable=True)[:, :most]

@@ -155,16 +155,17 @@ def prepare(
         What was done; if ``out`` is complete and was made from the same, what was done then.
 
     Raises:
-        UserError: If the input is wrong, too much of it is unknown, or ``out`` holds other data.
+        UserError: If the input is wrong, too much of it is unknown, ``out`` holds other data, or
+            another process is making it.
     """
     wordpieces = None if recipe.fusion is None else _load_wordpieces(recipe.fusion)
     tokenizers = _reused_tokenizers(recipe)
     planned = _plan(recipe, tokenizers, wordpieces, documents)
-    if not force and (complete := _complete_report(out, planned)) is not None:
-        _logger.info("%s is complete; nothing to do", out)
-        return complete
     make_folder(out)
     with only_writer(out):
+        if not force and (complete := _complete_report(out, planned)) is not None:
+            _logger.info("%s is complete; nothing to do", out)
+            return complete
         _start(out)
         if tokenizers is None:
             tokenizers = _learn_subwords(recipe, out, reader)

@@ -174,8 +174,14 @@ class Translator:
             encoder: Another place of the pretrained encoder, if it has moved.
             encoder_precision: "bf16" runs the pretrained encoder in bfloat16: faster, and a few
                 translations differ.
+
+        Raises:
+            UserError: If a model cannot be loaded, or ``encoder`` is given and none reads one.
         """
-        members = [Member.of(load_model(Path(path)), encoder) for path in (run, *ensemble)]
+        trained = [load_model(Path(path)) for path in (run, *ensemble)]
+        if encoder is not None and all(own.card.fusion is None for own in trained):
+            raise UserError(f"{run} is a plain model: it reads no encoder {encoder!r}")
+        members = [Member.of(own, encoder) for own in trained]
         if encoder_precision == "bf16":
             for member in members:
                 if member.encoder is not None:

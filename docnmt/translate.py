@@ -52,7 +52,7 @@ class DocumentTranslator:
         lines = (
             DocumentLine(str(number), sentence, None)
             for number, document in enumerate(ahead)
-            for sentence in document
+            for sentence in _sentences(document)
         )
         translations = self.translator.translate(
             in_context(lines, self.translator.documents),
@@ -62,6 +62,12 @@ class DocumentTranslator:
             long=long,
         )
         return (list(islice(translations, len(document))) for document in documents)
+
+
+def _sentences(document: Sequence[str]) -> Sequence[str]:
+    if isinstance(document, str):  # a sequence of strings too, and easily given by mistake
+        raise TypeError(f"a document is a list of sentences, not a string: {document[:40]!r}")
+    return document
 
 
 def in_context(

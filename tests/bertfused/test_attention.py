@@ -13,6 +13,7 @@ from bertfused.attention import (
     attend,
     causal_bias,
     padding_bias,
+    softmax,
     split_heads,
 )
 from bertfused.noise import Dropout, Noise
@@ -231,3 +232,44 @@ def test_weights_start_as_those_of_fairseq(
     assert 0.98 * bound < float(weight.abs().max()) <= bound
     assert float(weight.std()) == pytest.approx(bound / math.sqrt(3), rel=0.03)
     assert not projection.bias.any()
+
+
+# The softmax
+
+
+@pytest.mark.parametrize("keys", [1, 15, 16, 17, 40])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_the_softmax_is_torchs(keys: int, dtype: torch.dtype) -> None:
+    bias = torch.zeros(2, 1, 1, keys, dtype=torch.promote_types(dtype, torch.float32))
+    bias[0, :, :, keys // 2 + 1 :] = -INF
+    for own_bias in (None, bias):
+        logits = random(2, 3, 5, keys).to(dtype).requires_grad_()
+        double = logits.detach().double().requires_grad_()
+        found = softmax(logits, own_bias, 0.7)
+        expected = (0.7 * double + (0 if own_bias is None else own_bias)).softmax(-1)
+        tolerance = 1e-2 if dtype == torch.bfloat16 else 1e-6
+        torch.testing.assert_close(found.double(), expected, rtol=0, atol=tolerance)
+        weight = random(*found.shape, seed=4)
+        (gradient,) = torch.autograd.grad((found * weight).sum(), logits)
+        (exact,) = torch.autograd.grad((expected * weight).sum(), double)
+        torch.testing.assert_close(gradient.double(), exact, rtol=0, atol=2 * tolerance)
+        with torch.no_grad():
+            assert torch.equal(softmax(logits.detach().clone(), own_bias, 0.7), found)
+
+
+def test_without_gradients_the_softmax_overwrites_its_logits() -> None:
+    logits = random(1, 1, 2, 20)
+    with torch.no_grad():
+        assert softmax(logits, None, 1.0).data_ptr() == logits.data_ptr()
+
+
+def test_slots_that_are_kept_stand_in_the_order_asked_for() -> None:
+    cache = SelfAttentionCache()
+    keys, values = random(2, 3, 4, 5), random(2, 3, 4, 5, seed=3)
+    cache.append(keys, values)
+    cache.keep_slots(torch.tensor([[3, 0], [1, 2]]))
+    more = random(2, 3, 1, 5, seed=4)
+    kept_keys, kept_values = cache.append(more, more)
+    for kept, all_of in ((kept_keys, keys), (kept_values, values)):
+        assert torch.equal(kept[0], torch.cat([all_of[0][:, [3, 0]], more[0]], dim=1))
+        assert torch.equal(kept[1], torch.cat([all_of[1][:, [1, 2]], more[1]], dim=1))

@@ -4,9 +4,17 @@ import pytest
 import torch
 from torch import Tensor
 
+import bertfused.loss as loss_module
 from bertfused.loss import Loss, cross_entropy
 
 VOCAB, DIM = 11, 6
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make 64 rows of logits at a time, and gradients of 10 of them."""
+    monkeypatch.setattr(loss_module, "_CPU_LOGITS", 64 * VOCAB + 3)
+    monkeypatch.setattr(loss_module, "_IN_CACHE", 10 * VOCAB)
 
 
 def random(*shape: int, seed: int = 1) -> Tensor:
@@ -34,7 +42,7 @@ def naive(hidden: Tensor, weight: Tensor, target: Tensor, smoothing: float) -> t
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.4])
-@pytest.mark.parametrize("tokens", [1, 7, 256, 600])  # the logits are made 256 rows at a time
+@pytest.mark.parametrize("tokens", [1, 7, 64, 65, 600])
 def test_loss_and_gradients_are_those_of_the_formula(tokens: int, smoothing: float) -> None:
     hidden, weight, target = inputs(tokens)
     hidden.requires_grad_()
@@ -117,6 +125,16 @@ def test_shared_weights_collect_the_gradient_of_both_uses() -> None:
 def loss_under_autocast(hidden: Tensor, weight: Tensor, target: Tensor) -> Loss:
     with torch.autocast("cpu", torch.bfloat16):
         return cross_entropy(hidden, weight, target, 0.1)
+
+
+def test_double_precision_stays_so() -> None:
+    hidden, weight, target = inputs(70)
+    doubles = [tensor.double().requires_grad_() for tensor in (hidden, weight)]
+    loss, (total, nll) = cross_entropy(*doubles, target, 0.1), naive(*doubles, target, 0.1)
+    torch.testing.assert_close(loss.total, total, rtol=1e-12, atol=0)
+    assert float(loss.nll) == pytest.approx(nll, rel=1e-12)
+    ours, theirs = (torch.autograd.grad(own, doubles) for own in (loss.total, total))
+    torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("tokens", [5, 600])

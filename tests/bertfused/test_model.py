@@ -311,6 +311,45 @@ def test_a_long_cached_decoding_equals_the_whole_at_once(norm: str) -> None:
     torch.testing.assert_close(cached, expected, rtol=0, atol=1e-4)
 
 
+def test_slots_of_dead_beams_are_forgotten() -> None:
+    """All beams of sentence 0 follow its beam 2 for ever; those of sentence 1 stay apart."""
+    model = tiny_model()
+    own = batch(fused=False)
+    steps, beams = 30, 3
+    generator = torch.Generator().manual_seed(1)
+    with torch.inference_mode():
+        memory = model.encoder(own)
+        memory = Memory(memory.states[:2], memory.mask[:2], None, None)
+        state = DecoderState(model, memory)
+        tokens = torch.full((2, 1), 2)
+        sequences = [[[2]], [[2]]]
+        for step in range(steps):
+            logits = state.step(tokens)
+            parents = torch.tensor([[2] * beams, [0, 1, 2]] if step else [[0] * beams] * 2)
+            tokens = torch.randint(4, 13, (2, beams), generator=generator)
+            state.reorder(parents)
+            sequences = [
+                [[*old[p], int(t)] for p, t in zip(row, new, strict=True)]
+                for old, row, new in zip(sequences, parents.tolist(), tokens.tolist(), strict=True)
+            ]
+        logits = state.step(tokens)
+        for sentence in range(2):
+            whole = Memory(
+                memory.states[[sentence] * beams], memory.mask[[sentence] * beams], None, None
+            )
+            decoded = model.decoder(torch.tensor(sequences[sentence]), whole)
+            expected = model.output(decoded)[:, -1]
+            torch.testing.assert_close(logits[sentence], expected, rtol=0, atol=1e-4)
+
+        alone = DecoderState(model, Memory(memory.states[:1], memory.mask[:1], None, None))
+        tokens = torch.full((1, 1), 2)
+        for step in range(steps):
+            alone.step(tokens)
+            alone.reorder(torch.tensor([[2 if step else 0] * beams]))
+            tokens = torch.randint(4, 13, (1, beams), generator=generator)
+        assert alone._bias.shape[3] < steps + 7 * beams  # of 3 * 30
+
+
 @torch.inference_mode()
 def test_learned_positions_are_used_step_by_step() -> None:
     model = tiny_model(positions="learned", max_positions=6)

@@ -162,14 +162,22 @@ def test_a_folder_that_another_process_writes_to_is_refused(small: Small, tmp_pa
 
 def test_data_of_other_subwords_are_refused(small: Small, tmp_path: Path) -> None:
     train = ["bertfused train", small.recipe, "--data", small.data, "--out", tmp_path / "run"]
-    said = fail(*train, "--set", "subwords.size=77")
-    assert said.startswith(f"{small.data} was prepared with subwords.size = ")
-    assert said.endswith("but the recipe says 77")
+    said = fail(*train, "--set", "subwords.kind=sentencepiece")
+    assert said == (
+        f"{small.data} was prepared with subwords.kind = 'words', but the recipe says "
+        "'sentencepiece'"
+    )
+    # Without a word on subwords the data's are used; words have no number.
+    for number, change in enumerate(("subwords=none", "subwords.size=77")):
+        steps = ("--set", "train.max_steps=1", "--set", change)
+        succeed(*train[:-1], tmp_path / f"run{number}", *steps)
 
 
 def test_an_encoder_for_a_plain_model_is_refused(small: Small) -> None:
     said = fail("bertfused translate", small.plain, "--encoder", small.bert, stdin=b"cat\n")
-    assert said == f"{small.plain / 'model'} is a plain model: it reads no encoder '{small.bert}'"
+    assert said == f"{small.plain} is a plain model: it reads no encoder '{small.bert}'"
+    both = ("--ensemble", small.fused, "--encoder", small.bert)
+    succeed("bertfused translate", small.plain, *both, stdin=b"cat\n")
 
 
 def test_quiet_says_nothing(small: Small, tmp_path: Path) -> None:

@@ -232,6 +232,8 @@ def test_documents_in_python_are_those_of_the_command(run: Path) -> None:
     assert ours[1] == translate(run, documents[1])
     assert ours[3][1] == ""
     assert ours[4] == translate(run, documents[4])
+    with pytest.raises(TypeError, match="a list of sentences, not a string: 'cat'"):
+        list(DocumentTranslator.load(run).translate(["cat"]))
 
 
 def test_nbest_and_blank_lines(run: Path) -> None:
