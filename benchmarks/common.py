@@ -23,10 +23,26 @@ from bertfused.config import Recipe, load_recipe
 from bertfused.console import keep_freed_memory
 from bertfused.data import DataFolder
 from bertfused.fit import build_trainer, examples
+from bertfused.text import read_lines
 from bertfused.training import Place, steps
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED = REPOSITORY.parent / "shared"
+
+# Of a recipe: an NMT of about 2M parameters, and Multi30k as ``write_multi30k`` lays it out.
+SMALL_MODEL = {
+    "encoder_layers": 4,
+    "decoder_layers": 4,
+    "model_dim": 128,
+    "ffn_dim": 256,
+    "heads": 4,
+}
+MULTI30K = {
+    "source": "en",
+    "target": "de",
+    "train": [{"source": "train.en", "target": "train.de"}],
+    "dev": {"source": "val.en", "target": "val.de"},
+}
 
 
 def shared_data(name: str) -> Path:
@@ -35,6 +51,22 @@ def shared_data(name: str) -> Path:
     if not path.exists():
         sys.exit(f"this benchmark reads ../shared/data/{name}, which is absent here")
     return path
+
+
+def write_multi30k(folder: Path, splits: Mapping[str, int | None]) -> None:
+    """Write the first pairs of splits of Multi30k En-De as text; None: all of them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, pairs in splits.items():
+        for language in ("en", "de"):
+            packed = shared_data("multi30k") / f"{split}.{language}.gz"
+            text = gzip.decompress(packed.read_bytes()).split(b"\n")[:-1][:pairs]
+            (folder / f"{split}.{language}").write_bytes(b"\n".join(text) + b"\n")
+
+
+def text_to_translate(source: Path | None, lines: int) -> list[str]:
+    """Return the first lines that are not blank of a file, or of Multi30k's English test set."""
+    source = source or shared_data("multi30k") / "test_2016_flickr.en.gz"
+    return [line for line in read_lines(source) if line.strip()][:lines]
 
 
 def command(*arguments: object, module: str = "bertfused") -> str:
@@ -101,6 +133,16 @@ def update_section(document: Path, name: str, text: str) -> None:
         document.write_text(f"{old.rstrip()}\n\n{block}\n")
 
 
+def publish(
+    section: str, text: str, results: Mapping[str, Any], out: Path, *, quick: bool = False
+) -> None:
+    """Print a report, keep its figures in ``out``, and make it a section of docs/results.md."""
+    print(text)
+    write_results(out / "results.json", results)
+    if not quick:
+        update_section(REPOSITORY / "docs" / "results.md", section, text)
+
+
 def spread(values: Sequence[float]) -> str:
     """Write the median of some values, and in brackets their least and greatest.
 
@@ -134,28 +176,11 @@ class SmallModels:
 
     def recipe(self) -> Path:
         """Write the recipe of the fused model."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        for split, lines in (("train", self.pairs), ("val", min(self.pairs, 200))):
-            for language in ("en", "de"):
-                packed = shared_data("multi30k") / f"{split}.{language}.gz"
-                text = gzip.decompress(packed.read_bytes()).split(b"\n")[:lines]
-                (self.folder / f"{split}.{language}").write_bytes(b"\n".join(text) + b"\n")
+        write_multi30k(self.folder, {"train": self.pairs, "val": min(self.pairs, 200)})
         sections: dict[str, Any] = {
-            "data": {
-                "source": "en",
-                "target": "de",
-                "train": [{"source": "train.en", "target": "train.de"}],
-                "dev": {"source": "val.en", "target": "val.de"},
-            },
+            "data": MULTI30K,
             "subwords": {"size": self.vocabulary},
-            "model": {
-                "encoder_layers": 4,
-                "decoder_layers": 4,
-                "model_dim": 128,
-                "ffn_dim": 256,
-                "heads": 4,
-                "dropout": 0.2,
-            },
+            "model": {**SMALL_MODEL, "dropout": 0.2},
             "fusion": {"encoder": self.encoder, "layer": self.layer, "drop_net": 0.0},
             "optim": {"lr": 3e-3, "warmup_steps": max(self.steps // 8, 1), "schedule": "linear"},
             "train": {

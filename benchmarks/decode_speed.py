@@ -26,16 +26,14 @@ from common import (
     SmallModels,
     command,
     peak_memory,
-    shared_data,
+    publish,
     spread,
     table,
-    update_section,
-    write_results,
+    text_to_translate,
 )
 
 from bertfused.config import SearchConfig
 from bertfused.console import keep_freed_memory
-from bertfused.text import read_lines
 from bertfused.translate import Translator
 
 SEARCH = SearchConfig(beam_size=5, length_penalty=1.0)
@@ -89,10 +87,11 @@ def compare(sides: Sides, turns: int, batch_sizes: Sequence[int]) -> dict[str, A
     same = sum(tuple(a) == tuple(b) for a, b in zip(ours, theirs, strict=True))
     best = min(batch_sizes, key=lambda size: cpu_seconds(lambda: sides.theirs(size)))
     measured = []
-    for _ in range(turns):
-        own = cpu_seconds(sides.ours)
-        other = cpu_seconds(lambda: sides.theirs(best))
-        measured.append({"ours": own, "ctranslate2": other, "ratio": other / own})
+    tasks = [("ours", sides.ours), ("ctranslate2", lambda: sides.theirs(best))]
+    for turn in range(turns):
+        order = tasks[:: 1 if turn % 2 == 0 else -1]  # who begins takes turns too
+        seconds = {side: cpu_seconds(task) for side, task in order}
+        measured.append(seconds | {"ratio": seconds["ctranslate2"] / seconds["ours"]})
     return {
         "turns": measured,
         "lines": len(ours),
@@ -151,18 +150,13 @@ def main() -> None:
         small = SmallModels(arguments.out / "quick-models", 100, 400, 1)
         lines, turns, batch_sizes, search = 8, 2, [8], QUICK_SEARCH
     run = arguments.run or small.plain()
-    source = arguments.source or shared_data("multi30k") / "test_2016_flickr.en.gz"
-    text_lines = [line for line in read_lines(source) if line.strip()][:lines]
+    text_lines = text_to_translate(arguments.source, lines)
     with tempfile.TemporaryDirectory() as folder:
         exported = Path(folder, "exported")
         command("export", "ctranslate2", run, "--out", exported, "--quiet")
         sides = Sides(run, exported, text_lines, search)
     results = compare(sides, turns, batch_sizes)
-    text = report(results)
-    print(text)
-    write_results(arguments.out / "results.json", results)
-    if not arguments.quick:
-        update_section(REPOSITORY / "docs" / "results.md", "decoding", text)
+    publish("decoding", report(results), results, arguments.out, quick=arguments.quick)
 
 
 if __name__ == "__main__":

@@ -24,13 +24,13 @@ from typing import Any
 import tomli_w
 from common import (
     REPOSITORY,
+    SMALL_MODEL,
     command,
     measure_step,
+    publish,
     shared_data,
     table,
     timed,
-    update_section,
-    write_results,
 )
 
 from bertfused import metrics
@@ -135,14 +135,7 @@ class Experiment:
                 "columns": {"document": 0, "source": 1, "target": 2},
             },
             "subwords": {"size": self.budget.vocabulary},
-            "model": {
-                "encoder_layers": 4,
-                "decoder_layers": 4,
-                "model_dim": 128,
-                "ffn_dim": 256,
-                "heads": 4,
-                "dropout": 0.3,
-            },
+            "model": {**SMALL_MODEL, "dropout": 0.3},
             "optim": {
                 "lr": 3e-3 if system == "base" else 2e-3,
                 "warmup_steps": min(400, max(steps // 8, 1)),
@@ -264,11 +257,8 @@ def main() -> None:
     budget = Budget(1, 1, 400, lines=60) if arguments.quick else Budget()
     corpora = CORPORA[:1] if arguments.quick else CORPORA
     results = [Experiment(arguments.out, corpus, budget).go() for corpus in corpora]
-    text = report(results)
-    print(text)
-    write_results(arguments.out / "results.json", {"results": results})
-    if not arguments.quick:
-        update_section(REPOSITORY / "docs" / "results.md", "documents", text)
+    own = {"results": results}
+    publish("documents", report(results), own, arguments.out, quick=arguments.quick)
 
 
 if __name__ == "__main__":

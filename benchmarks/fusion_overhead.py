@@ -26,18 +26,17 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from common import (
     REPOSITORY,
     SmallModels,
     peak_memory,
-    shared_data,
+    publish,
     spread,
     table,
-    update_section,
-    write_results,
+    text_to_translate,
 )
 
 from bertfused.batch import Example, collate
@@ -46,12 +45,12 @@ from bertfused.config import Recipe, SearchConfig, load_recipe
 from bertfused.console import keep_freed_memory
 from bertfused.data import DataFolder
 from bertfused.fit import build_trainer, examples
-from bertfused.text import read_lines
 from bertfused.training import Place, steps
 from bertfused.translate import Member, SourceLine, Translator
 
 SEARCH = SearchConfig(beam_size=5)
 QUICK_SEARCH = SearchConfig(beam_size=5, max_length_b=5)  # a model without training never ends
+T = TypeVar("T")
 STEPS = {
     "plain": ["fusion=none"],
     "fused, drop-net 1": ["fusion.drop_net=1.0"],
@@ -72,6 +71,11 @@ class Models:
         return self.fused / "config.toml"
 
 
+def in_turn(systems: dict[str, T], turn: int) -> list[tuple[str, T]]:
+    """Return the systems in an order that is reversed every other turn."""
+    return list(systems.items())[:: 1 if turn % 2 == 0 else -1]
+
+
 def time_training(models: Models, updates: int, warm_up: int) -> dict[str, Any]:
     """Time updates of freshly built models, one of each in turn on the same micro-batch.
 
@@ -90,7 +94,7 @@ def time_training(models: Models, updates: int, warm_up: int) -> dict[str, Any]:
     seconds: dict[str, list[float]] = {name: [] for name in trainers}
     padding = []
     for number, step in enumerate(itertools.islice(stream, warm_up + updates), start=1):
-        for name, trainer in trainers.items():
+        for name, trainer in in_turn(trainers, number):
             begin = time.process_time()
             update = trainer.update(sets[name], step, number)
             seconds[name].append(time.process_time() - begin)
@@ -178,8 +182,8 @@ def time_decoding(
     systems = {"plain": Translator.load(models.plain, device="cpu"), **ways(started, lines)}
     same = texts(systems, lines, search)
     seconds: dict[str, list[float]] = {name: [] for name in systems}
-    for _ in range(turns):
-        for name, translator in systems.items():
+    for turn in range(turns):
+        for name, translator in in_turn(systems, turn):
             begin = time.process_time()
             list(translator.translate(lines, search))
             seconds[name].append(time.process_time() - begin)
@@ -282,17 +286,12 @@ def main() -> None:
         warm_up, search = 0, QUICK_SEARCH
     parts = given if all(given) else [small.plain(), small.fused(), small.data()]
     models = Models(*parts)
-    source = arguments.source or shared_data("multi30k") / "test_2016_flickr.en.gz"
-    text_lines = [line for line in read_lines(source) if line.strip()][:lines]
+    text_lines = text_to_translate(arguments.source, lines)
     results = {
         "training": time_training(models, updates, warm_up),
         "decoding": time_decoding(models, text_lines, turns, search),
     }
-    text = report(results)
-    print(text)
-    write_results(arguments.out / "results.json", results)
-    if not arguments.quick:
-        update_section(REPOSITORY / "docs" / "results.md", "fusion-overhead", text)
+    publish("fusion-overhead", report(results), results, arguments.out, quick=arguments.quick)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ Scores: sacreBLEU on detokenised output against the raw reference, lower-cased, 
 """
 
 import argparse
-import gzip
 import itertools
 import json
 import math
@@ -30,15 +29,17 @@ from typing import Any
 
 import tomli_w
 from common import (
+    MULTI30K,
     REPOSITORY,
+    SMALL_MODEL,
     command,
     measure_step,
-    shared_data,
+    publish,
     side_by_side,
     table,
     timed,
     update_section,
-    write_results,
+    write_multi30k,
 )
 
 from bertfused import metrics
@@ -93,35 +94,15 @@ class Experiment:
     def __init__(self, folder: Path, size: Size, jobs: int) -> None:
         self.folder = folder / str(size.pairs)
         self.size, self.jobs = size, jobs
-        self.folder.mkdir(parents=True, exist_ok=True)
-        for split, lines in (
-            ("train", size.pairs),
-            ("val", size.tested),
-            ("test_2016_flickr", size.tested),
-        ):
-            for language in ("en", "de"):
-                packed = shared_data("multi30k") / f"{split}.{language}.gz"
-                text = gzip.decompress(packed.read_bytes()).split(b"\n")[:-1][:lines]
-                (self.folder / f"{split}.{language}").write_bytes(b"\n".join(text) + b"\n")
+        pairs = {"train": size.pairs, "val": size.tested, "test_2016_flickr": size.tested}
+        write_multi30k(self.folder, pairs)
 
     def recipe(self, trial: Trial) -> Path:
         """Write the recipe of a trial."""
         sections: dict[str, Any] = {
-            "data": {
-                "source": "en",
-                "target": "de",
-                "train": [{"source": "train.en", "target": "train.de"}],
-                "dev": {"source": "val.en", "target": "val.de"},
-            },
+            "data": MULTI30K,
             "subwords": {"size": self.size.vocabulary},
-            "model": {
-                "encoder_layers": 4,
-                "decoder_layers": 4,
-                "model_dim": 128,
-                "ffn_dim": 256,
-                "heads": 4,
-                "dropout": trial.dropout,
-            },
+            "model": {**SMALL_MODEL, "dropout": trial.dropout},
             "optim": {
                 "lr": trial.rate,
                 "warmup_steps": min(600, max(trial.steps // 8, 1)),
@@ -389,11 +370,9 @@ def main() -> None:
         for size in sizes
         if not arguments.pairs or size.pairs in arguments.pairs
     ]
-    text = report(results)
-    print(text)
-    write_results(arguments.out / "results.json", {"results": results})
+    own = {"results": results}
+    publish("multi30k", report(results), own, arguments.out, quick=arguments.quick)
     if not arguments.quick:
-        update_section(REPOSITORY / "docs" / "results.md", "multi30k", text)
         update_section(REPOSITORY / "README.md", "results", summary(results))
 
 

@@ -12,6 +12,8 @@ from torch.nn import functional
 
 from bertfused.noise import Dropout, Noise
 
+_VECTOR = 16  # float32 numbers
+
 
 def padding_bias(
     mask: Bool[Tensor, "batch keys"],
@@ -84,12 +86,12 @@ def _wide(x: Tensor) -> torch.dtype:
 def _softmax_(logits: Tensor, bias: Tensor | None) -> Tensor:
     """Overwrite logits with the softmax of their sum with ``bias``.
 
-    torch's kernel is some five times slower than its parts on rows shorter than a vector of the
-    processor, as those of sentences often are.
+    On CPUs torch's kernel is some five times slower than its parts on rows shorter than a vector
+    of the processor, as those of sentences often are.
     """
     if bias is not None:
         logits += bias
-    if logits.shape[-1] >= 16:
+    if logits.device.type != "cpu" or logits.shape[-1] >= _VECTOR:
         return torch.softmax(logits, -1, out=logits)
     logits -= logits.amax(-1, keepdim=True)
     logits.exp_()
@@ -252,7 +254,7 @@ class CrossAttention(nn.Module):
             nn.init.zeros_(projection.bias)
 
     def project(self, memory: Float[Tensor, "batch keys memory_dim"]) -> KeysValues:
-        """Project a memory, laid out as the products read it: in decoding, once a step."""
+        """Project a memory, and lay it out as the products of every step of a search read it."""
         keys, values = split_heads(self.kv_proj(memory), 2, self.heads)
         return KeysValues(keys.contiguous(), values.contiguous())
 

@@ -1,4 +1,4 @@
-"""What all commands share: messages on stderr, progress bars on a terminal, exit codes."""
+"""What all commands share: messages on stderr, progress bars on a terminal, exit codes, memory."""
 
 import ctypes
 import errno
@@ -70,7 +70,8 @@ def keep_freed_memory() -> None:
     """Let the GNU C library keep what is freed, up to a gigabyte, for the next allocation.
 
     It gives large blocks back to the system at once, and the next step of a training or a search
-    gets the same memory again, zeroed page by page: a tenth of a small model's step.
+    gets the same memory again, zeroed page by page: a tenth of a small model's step. (Blocks of
+    32 MiB and more it always gives back.)
     """
     if sys.platform != "linux":
         return

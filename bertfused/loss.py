@@ -74,7 +74,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         logits = low_logits[:own_rows]
         if compute != wide_type:
             logits = torch.empty_like(logits, dtype=wide_type)
-        hidden_gradient = torch.empty_like(hidden) if wanted else hidden
+        hidden_gradient = torch.empty_like(hidden)
         weight_gradient: Tensor | None = None
         for start in range(0, len(target), rows):
             part = slice(start, start + rows)

@@ -277,6 +277,8 @@ class DecoderState:
         self._forgot_at = self._position
         is_dead = (self._bias == -math.inf).all(2)[:, 0]
         most = int((~is_dead).sum(1).max())  # of any sentence; the others keep some dead ones
+        if most == is_dead.shape[1]:
+            return
         slots = is_dead.byte().argsort(dim=1, stable=True)[:, :most]
         for cache in self._caches:
             cache.keep_slots(slots)

@@ -40,7 +40,7 @@ from bertfused.checkpoint import (
 )
 from bertfused.config import Recipe, RecipeT, load_recipe
 from bertfused.errors import UserError
-from bertfused.text import make_folder, read_lines, replace_file
+from bertfused.text import read_lines, replace_file
 from bertfused.training import Place, Trainer, TrainState
 
 _logger = logging.getLogger(__name__)
@@ -86,9 +86,8 @@ class RunFolder:
             raise UserError(f"{self.path} already holds a run; continue it with --resume")
 
     def create(self, recipe: Recipe, facts: dict[str, Any]) -> None:
-        """Start a run folder; raises as ``check_new`` does."""
+        """Start a run in the folder; raises as ``check_new`` does."""
         self.check_new()
-        make_folder(self.path)
         write_json(self.path / "run.json", facts)
         self.write_config(recipe)
 

@@ -27,12 +27,27 @@ class DocumentTranslator:
         self.translator = translator
 
     @staticmethod
-    def load(run: str | Path, **options: Any) -> "DocumentTranslator":
-        """Load a RUN, or several; options as of ``Translator.load``.
+    def load(
+        run: str | Path,
+        *,
+        ensemble: Sequence[str | Path] = (),
+        device: str = "auto",
+        encoder: str | None = None,
+        encoder_precision: str = "fp32",
+    ) -> "DocumentTranslator":
+        """Load a RUN, or several, as ``Translator.load`` does.
 
         A model trained on sentences is taken too: it sees no context.
         """
-        return DocumentTranslator(Translator.load(run, **options))
+        return DocumentTranslator(
+            Translator.load(
+                run,
+                ensemble=ensemble,
+                device=device,
+                encoder=encoder,
+                encoder_precision=encoder_precision,
+            )
+        )
 
     def translate(
         self,

@@ -1,6 +1,7 @@
 """Small text, a small pretrained encoder, and the real commands, called in this process."""
 
 import io
+import json
 import logging
 import random
 import re
@@ -8,7 +9,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import tomli_w
@@ -172,3 +173,30 @@ def write_bert(folder: Path, words: Sequence[str] = ENGLISH, *, seed: int = 3) -
     )
     BertModel(config).save_pretrained(folder)
     return folder
+
+
+# What the commands are given and give
+
+LINES = ["the cat sees the dog", "old bird", "", "fish hears red cat near the dog", "dog"]
+
+
+def text_of(lines: Sequence[str]) -> bytes:
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def translate(run: Path, *options: object, lines: Sequence[str] = LINES) -> list[str]:
+    return succeed("bertfused translate", run, *options, stdin=text_of(lines)).lines
+
+
+def records(run: Path, *options: object, lines: Sequence[str] = LINES) -> list[dict[str, Any]]:
+    out = translate(run, "--format", "jsonl", *options, lines=lines)
+    return [json.loads(line) for line in out]
+
+
+def best(run: Path, *options: object, lines: Sequence[str] = LINES) -> list[dict[str, Any]]:
+    """Return the best hypothesis of each line."""
+    return [record["hypotheses"][0] for record in records(run, *options, lines=lines)]
+
+
+def leftovers(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
