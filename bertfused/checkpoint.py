@@ -423,6 +423,26 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
         handle.write((json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
 
 
+def read_json(path: Path, *keys: str) -> dict[str, Any]:
+    """Read a JSON file that this program wrote.
+
+    Args:
+        keys: What it must hold at least.
+
+    Raises:
+        UserError: If it cannot be read or is damaged.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise UserError(f"{path} is damaged: {error}") from error
+    if not isinstance(value, dict) or not value.keys() >= set(keys):
+        raise UserError(f"{path} is damaged: it holds no {' and '.join(keys)}")
+    return value
+
+
 def _sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:

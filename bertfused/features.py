@@ -33,6 +33,8 @@ class FeatureCache:
         lengths = np.fromfile(prefix.with_suffix(".idx"), dtype=np.int32)
         self._starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
         data = prefix.with_suffix(".bin")
+        if not data.is_file():
+            raise UserError(f"{data} is missing, but {prefix.name}.idx is there")
         if data.stat().st_size != self._starts[-1] * width * np.dtype(dtype).itemsize:
             raise UserError(f"{data} is damaged: its size does not fit {prefix.name}.idx")
         shape = (int(self._starts[-1]), width)

@@ -32,6 +32,7 @@ from bertfused.checkpoint import (
     load_card,
     model_tensors,
     new_folder,
+    read_json,
     read_tensors,
     remove_folder,
     save_model,
@@ -113,7 +114,7 @@ class RunFolder:
                     f"cannot resume {self.path}: {key} was {old.get(key)!r} and is {new.get(key)!r}"
                 )
             _logger.warning("resuming with %s = %r (was %r)", key, new.get(key), old.get(key))
-        known = json.loads((self.path / "run.json").read_text())
+        known = read_json(self.path / "run.json", "data_sha256", "init", "init_sha256")
         if known["data_sha256"] != facts["data_sha256"]:
             raise UserError(f"cannot resume {self.path}: it was trained on other data")
         if known["init_sha256"] != facts["init_sha256"]:
@@ -172,8 +173,11 @@ class RunFolder:
         newest = list(self.checkpoints().items())[-1:]
         for step, folder in newest:
             trainer.load_state_tensors(read_tensors(folder / _TRAINING))
-            values = json.loads((folder / _STATE).read_text())
-            state = TrainState(**values | {"place": Place(**values["place"])})
+            values = read_json(folder / _STATE, "step", "place")
+            try:
+                state = TrainState(**values | {"place": Place(**values["place"])})
+            except TypeError as error:
+                raise UserError(f"{folder / _STATE} is damaged: {error}") from error
             _logger.info("resuming after step %d", step)
             self.forget_after(step)
             return state

@@ -193,6 +193,8 @@ def _records(path: Path | None) -> Iterator[bytes]:
     """Yield the records of a file as bytes, with their line ends."""
     if path is None:
         yield from sys.stdin.buffer
+    elif path.suffix in (".gz", ".zst") and path.is_file() and not path.stat().st_size:
+        raise EOFError("an empty file is no compressed text, not even an empty one")
     elif path.suffix == ".zst":
         yield from _split_records(_zstd_chunks(path))
     else:

@@ -170,6 +170,17 @@ def test_a_cache_of_the_wrong_size_is_refused(
     assert str(caught.value) == f"{data} is damaged: its size does not fit train.idx"
 
 
+def test_a_cache_without_its_states_is_refused(
+    tmp_path: Path, bert: Callable[..., PretrainedEncoder]
+) -> None:
+    encoder = bert()
+    prefix = cache_folder(tmp_path, encoder, "fp32") / "train"
+    write_cache(store_of(tmp_path / "ids", encoder, rows_of(encoder)), encoder, prefix, "fp32")
+    prefix.with_suffix(".bin").unlink()
+    with pytest.raises(UserError, match=r"train\.bin is missing, but train\.idx is there"):
+        open_cache(tmp_path, encoder, "train")
+
+
 def test_an_interrupted_cache_is_not_there(
     tmp_path: Path, bert: Callable[..., PretrainedEncoder]
 ) -> None:

@@ -107,8 +107,11 @@ def test_a_compressed_file_that_was_cut_short_is_an_error(
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
-def test_a_compressed_name_on_other_content_is_an_error(tmp_path: Path, suffix: str) -> None:
-    path = write(tmp_path / f"t{suffix}", b"plain text\n")
+@pytest.mark.parametrize("content", [b"plain text\n", b""])
+def test_a_compressed_name_on_other_content_is_an_error(
+    tmp_path: Path, suffix: str, content: bytes
+) -> None:
+    path = write(tmp_path / f"t{suffix}", content)
     with pytest.raises(UserError, match=f"^cannot read {path}: "):
         list(read_lines(path))
 
@@ -123,7 +126,7 @@ def test_a_missing_file_is_an_error(tmp_path: Path, suffix: str) -> None:
 def test_zstandard_is_named_when_it_is_not_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = write(tmp_path / "t.zst", b"")
+    path = write(tmp_path / "t.zst", b"x")
     monkeypatch.setitem(sys.modules, "zstandard", None)
     with pytest.raises(UserError, match=r"t\.zst needs the package zstandard"):
         list(read_lines(path))

@@ -214,7 +214,7 @@ def test_another_number_of_steps_of_a_linear_schedule_is_refused(
 def test_other_data_and_another_start_are_refused(
     small: Small, short: tuple[list[object], Path], tmp_path: Path
 ) -> None:
-    train, run = short
+    train, run = list(short[0]), short[1]
     said = fail(*train, "--init", small.plain, "--out", run, "--resume")
     assert said == f"cannot resume {run}: it was started without --init, as it was then"
     succeed("bertfused prepare", small.recipe, "--out", tmp_path / "data")
@@ -228,3 +228,15 @@ def test_a_warm_start_is_resumed_with_the_same_start_only(small: Small) -> None:
     said = fail(*again, "--set", "train.max_steps=40", "--resume")
     expected = f"cannot resume {small.fused}: it was started with --init {small.plain}"
     assert said.startswith(expected)
+
+
+@pytest.mark.parametrize("name", ["run.json", "training.json"])
+@pytest.mark.parametrize("content", ["{", "{}", "[]", '{"step": 1, "place": {"no": 1}}'])
+def test_a_run_with_a_damaged_file_is_not_resumed(
+    short: tuple[list[object], Path], tmp_path: Path, name: str, content: str
+) -> None:
+    train, run = short
+    copy = shutil.copytree(run, tmp_path / "run")
+    (damaged,) = copy.rglob(name)
+    damaged.write_text(content)
+    assert fail(*train, "--out", copy, "--resume").startswith(f"{damaged} is damaged: ")
