@@ -242,6 +242,7 @@ def report(results: list[dict[str, Any]]) -> str:
                     f"{system['d-bleu']:.1f}",
                     "" if p is None else f"{p:.3f}",
                     system["steps"],
+                    f"{system['encoding_seconds']:.0f}",
                 ]
             )
     signature = results[0]["systems"]["base"]["signature"]
@@ -253,7 +254,7 @@ def report(results: list[dict[str, Any]]) -> str:
             f"{Budget.trial_seconds:.0f} for each system after it, encoding included; one seed; p "
             "of a paired bootstrap against control. Made by `benchmarks/documents_en_de.py`.",
             "",
-            table(["corpus", "system", "s-BLEU", "d-BLEU", "p", "steps"], rows),
+            table(["corpus", "system", "s-BLEU", "d-BLEU", "p", "steps", "encoding s"], rows),
             "",
             f"Signature: `{signature}`",
         ]
