@@ -306,6 +306,8 @@ def test_a_cache_of_features_changes_nothing_but_rounding(small: Small, tmp_path
         return [own["nll"] if "nll" in own else own["valid_nll"] for own in logged]
 
     online = losses("online")
+    with only_writer(data):
+        assert fail(*cache) == f"another process is writing to {data}"
     ran = succeed(*cache)
     assert ran.out == b""
     assert "train: 300 sentences" in ran.err
