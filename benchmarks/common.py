@@ -242,7 +242,7 @@ def measure_step(recipe: Path, schema: type[Recipe], data: Path) -> float:
     trainer, _, _ = build_trainer(loaded, folder)
     training = examples(folder, "train", trainer.module.encoder)
     tokens = loaded.train.batch_tokens
-    updates = steps(training.lengths, batch_tokens=tokens, accumulate=1, seed=1, start=Place())
+    updates = steps(training, batch_tokens=tokens, accumulate=1, seed=1, start=Place())
     seconds = []
     for number, step in enumerate(itertools.islice(updates, 40), start=1):
         begin = time.process_time()

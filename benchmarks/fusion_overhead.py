@@ -90,7 +90,7 @@ def time_training(models: Models, updates: int, warm_up: int) -> dict[str, Any]:
     if fused[0].bert_states is None:
         sys.exit(f"{models.data} has no cached states of the encoder of {models.fused}")
     tokens = loaded["plain"].train.batch_tokens
-    stream = steps(fused.lengths, batch_tokens=tokens, accumulate=1, seed=1, start=Place())
+    stream = steps(fused, batch_tokens=tokens, accumulate=1, seed=1, start=Place())
     seconds: dict[str, list[float]] = {name: [] for name in trainers}
     padding = []
     for number, step in enumerate(itertools.islice(stream, warm_up + updates), start=1):

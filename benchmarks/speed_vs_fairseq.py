@@ -164,7 +164,7 @@ def steps_of_ours(updates: int, precision: str, config: Path, data: Path) -> Non
     training = examples(folder, "train", None)
     tokens = 0
     stream = steps(
-        training.lengths,
+        training,
         batch_tokens=recipe.train.batch_tokens,
         accumulate=1,
         seed=1,

@@ -255,7 +255,11 @@ class CrossAttention(nn.Module):
 
     def project(self, memory: Float[Tensor, "batch keys memory_dim"]) -> KeysValues:
         """Project a memory, and lay it out as the products of every step of a search read it."""
-        keys, values = split_heads(self.kv_proj(memory), 2, self.heads)
+        return self.lay_out(self.kv_proj(memory))
+
+    def lay_out(self, projected: Float[Tensor, "batch keys two_model_dim"]) -> KeysValues:
+        """Lay out what ``kv_proj`` made of a memory."""
+        keys, values = split_heads(projected, 2, self.heads)
         return KeysValues(keys.contiguous(), values.contiguous())
 
     def forward(
@@ -270,8 +274,15 @@ class CrossAttention(nn.Module):
         """
         if not isinstance(memory, KeysValues):
             memory = self.project(memory)
-        (query,) = split_heads(self.q_proj(x), 1, self.heads)
-        attended: Tensor = self.out_proj(
-            attend(query, memory.keys, memory.values, bias, self.dropout)
-        )
+        attended: Tensor = self.out_proj(self.collect(self.q_proj(x), memory, bias))
         return attended
+
+    def collect(
+        self,
+        queries: Float[Tensor, "batch queries model_dim"],
+        memory: KeysValues,
+        bias: Float[Tensor, "..."] | None,
+    ) -> Float[Tensor, "batch queries model_dim"]:
+        """Attend between the projections: from what ``q_proj`` made to what ``out_proj`` takes."""
+        (query,) = split_heads(queries, 1, self.heads)
+        return attend(query, memory.keys, memory.values, bias, self.dropout)

@@ -19,7 +19,7 @@ import torch
 from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from bertfused import __version__
 from bertfused.attention import CrossAttention, SelfAttention
@@ -59,10 +59,12 @@ class ModelCard(Section):
     encoder: EncoderCard | None = None
     search: SearchConfig = SearchConfig()
     documents: dict[str, Any] | None = None
+    #: What a context-aware model of docnmt has on top of this one.
+    context: dict[str, Any] | None = None
     text_files: dict[str, str]
 
     def build(self) -> FusedTransformer:
-        """Build the network this card describes, with fresh weights.
+        """Build the sentence-level network this card describes, with fresh weights.
 
         Raises:
             UserError: If the parts of the description do not fit together.
@@ -177,7 +179,7 @@ def hash_text_files(folder: Path) -> dict[str, str]:
     return {path.name: sha256_file(path) for path in text_files(folder)}
 
 
-def model_tensors(model: FusedTransformer) -> dict[str, Tensor]:
+def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return each distinct parameter once, under the first of its names."""
     return {name: tensor.detach() for name, tensor in model.named_parameters()}
 
@@ -254,12 +256,10 @@ def load_model(run: Path) -> TrainedModel:
     """Load a model from a run folder, a checkpoint folder or a model folder."""
     folder = model_folder(run)
     card = load_card(folder)
+    if card.context is not None:
+        raise UserError(f"{run} is a context-aware model, which only the docnmt command reads")
     model = card.build()
-    tensors = read_tensors(folder / WEIGHTS)
-    ours = model_tensors(model)
-    if problem := _difference(ours, tensors):
-        raise UserError(f"{folder / WEIGHTS} does not fit {CARD}: {problem}")
-    copy_tensors(tensors, ours)
+    load_weights(folder, model)
     return TrainedModel(
         folder,
         card,
@@ -267,6 +267,14 @@ def load_model(run: Path) -> TrainedModel:
         load_tokenizer(folder, card.source),
         load_tokenizer(folder, card.target),
     )
+
+
+def load_weights(folder: Path, model: nn.Module) -> None:
+    """Fill a network with the weights of a model folder, which have to fit exactly."""
+    tensors, ours = read_tensors(folder / WEIGHTS), model_tensors(model)
+    if problem := _difference(ours, tensors):
+        raise UserError(f"{folder / WEIGHTS} does not fit {CARD}: {problem}")
+    copy_tensors(tensors, ours)
 
 
 def model_folder(run: Path) -> Path:

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from bertfused.commands import Encoder, Lowercase, Mode, Out, Run, add_commands
+from bertfused.commands import (
+    Encoder,
+    Lowercase,
+    Mode,
+    Out,
+    Run,
+    add_commands,
+    load_translator,
+    score_sentences,
+    set_up_sentences,
+)
 from bertfused.config import Recipe
 from bertfused.console import Quiet, log_to_stderr, make_app, progress, run_app
 from bertfused.errors import UserError
@@ -60,6 +70,9 @@ add_commands(
         source_lines=_source_lines,
         targets=lambda source, target, documents: read_lines(target),
         dev_lines=_dev_lines,
+        load=load_translator,
+        score=score_sentences,
+        set_up=set_up_sentences,
     ),
 )
 
@@ -195,10 +208,11 @@ def info(
     if (path / "data.toml").exists():
         typer.echo(str(DataFolder.open(path).report))
         return
-    from bertfused.checkpoint import load_card, model_folder, model_tensors
+    from bertfused.checkpoint import WEIGHTS, load_card, model_folder, read_tensors
 
-    card = load_card(model_folder(path))
-    size = sum(tensor.numel() for tensor in model_tensors(card.build()).values())
+    folder = model_folder(path)
+    card = load_card(folder)
+    size = sum(tensor.numel() for tensor in read_tensors(folder / WEIGHTS).values())
     typer.echo(f"{card.source}-{card.target}, {size:,} parameters")
     typer.echo(card.model_dump_json(indent=1, exclude={"text_files"}))
 

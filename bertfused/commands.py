@@ -19,9 +19,13 @@ from bertfused.errors import UserError
 from bertfused.text import count_lines, open_output, read_lines
 
 if TYPE_CHECKING:
-    from bertfused.data import Split
+    import torch
+
+    from bertfused.data import DataFolder, Split
+    from bertfused.fit import SetUp, Setup
     from bertfused.prepare import ParallelLine
-    from bertfused.translate import SourceLine, Translation, Translator
+    from bertfused.scoring import PairScore
+    from bertfused.translate import LineTranslator, SourceLine, Translation, Translator
 
 _logger = logging.getLogger(__name__)
 
@@ -38,6 +42,9 @@ class Mode:
             no sentence, and stands in the output as it is. Takes what ``documents`` gave.
         targets: Reads the target side of a source file, line for line. Takes the same.
         dev_lines: The source lines of a split, with their contexts. Takes the same.
+        load: Loads a RUN of the mode, with the options of ``Translator.load``.
+        score: Scores pairs, as ``scoring.score_pairs`` does, with what ``load`` gave.
+        set_up: Builds what a recipe trains; see ``fit.set_up``.
     """
 
     recipe: type[Recipe]
@@ -46,6 +53,34 @@ class Mode:
     source_lines: Callable[[Path | None, Mapping[str, Any] | None], Iterator["SourceLine | str"]]
     targets: Callable[[Path, Path, Mapping[str, Any] | None], Iterator[str]]
     dev_lines: Callable[["Split", Mapping[str, Any] | None], Iterator["SourceLine"]]
+    load: Callable[..., "LineTranslator"]
+    score: Callable[..., Iterator["PairScore"]]
+    set_up: "SetUp"
+
+
+def load_translator(run: Path, **options: Any) -> "LineTranslator":
+    """Load a sentence-level RUN; options as of ``Translator.load``."""
+    from bertfused.translate import Translator
+
+    return Translator.load(run, **options)
+
+
+def score_sentences(
+    translator: "Translator", pairs: Iterable[tuple["SourceLine", str]], **options: Any
+) -> Iterator["PairScore"]:
+    """Score pairs with a sentence-level RUN; options as of ``scoring.score_pairs``."""
+    from bertfused.scoring import score_pairs
+
+    return score_pairs(translator, pairs, **options)
+
+
+def set_up_sentences(
+    recipe: Recipe, data: "DataFolder", init: Path | None, device: "torch.device"
+) -> "Setup":
+    """Set up the training of a sentence-level RUN."""
+    from bertfused.fit import set_up
+
+    return set_up(recipe, data, init, device)
 
 
 SEARCH_PANEL = "Search (what is not given is as in the recipe of the run)"
@@ -234,9 +269,7 @@ def add_commands(app: typer.Typer, mode: Mode) -> None:
     ) -> None:
         """Translate lines, one output line for each input line."""
         log_to_stderr(quiet)
-        from bertfused.translate import Translator
-
-        translator = Translator.load(
+        translator = mode.load(
             run,
             ensemble=ensemble or (),
             device=device,
@@ -299,16 +332,15 @@ def add_commands(app: typer.Typer, mode: Mode) -> None:
     ) -> None:
         """Print "sum of natural log-probabilities <tab> tokens" for every pair, EOS included."""
         log_to_stderr(quiet)
-        from bertfused.scoring import PairScore, score_pairs
-        from bertfused.translate import Translator
+        from bertfused.scoring import PairScore
 
-        translator = Translator.load(
+        translator = mode.load(
             run, device=device, encoder=encoder, encoder_precision=encoder_precision
         )
         documents = translator.documents
         pairs, structure = tee(read_pairs_of(mode, source, target, documents))
         sentences = ((s, t) for s, t in pairs if not isinstance(s, str))
-        scores = score_pairs(translator, sentences, batch_tokens=batch_tokens)
+        scores = mode.score(translator, sentences, batch_tokens=batch_tokens)
         total = lines_to_come(source)
         with progress("pairs", total, quiet) as advance, open_output(output) as writer:
             for line, _ in structure:
@@ -341,6 +373,16 @@ def add_commands(app: typer.Typer, mode: Mode) -> None:
                 "sentence's encoder states: 0 means that the encoder is not used.",
             ),
         ] = False,
+        by_pronouns: Annotated[
+            str | None,
+            typer.Option(
+                "--by-pronouns",
+                metavar="PIPELINE",
+                help="Also print BLEU of the sentences whose source has a pronoun of the third "
+                "person, and of the others; found by a spaCy pipeline with a morphologizer or "
+                "attribute_ruler, installed (en_core_web_sm) or in a folder.",
+            ),
+        ] = None,
         batch_tokens: BatchTokens = 4096,
         device: Device = "auto",
         encoder: Encoder = None,
@@ -349,9 +391,8 @@ def add_commands(app: typer.Typer, mode: Mode) -> None:
     ) -> None:
         """Translate a test set and print BLEU and chrF with signatures; d-BLEU for documents."""
         log_to_stderr(quiet)
-        from bertfused.translate import Translator
-
-        translator = Translator.load(
+        has_pronoun = None if by_pronouns is None else pronoun_finder(by_pronouns)
+        translator = mode.load(
             run, device=device, encoder=encoder, encoder_precision=encoder_precision
         )
         search = search_options(
@@ -370,6 +411,8 @@ def add_commands(app: typer.Typer, mode: Mode) -> None:
                 for own in translations:
                     writer.write_line(own if isinstance(own, str) else own.text)
         results = evaluation(translations, pairs, lowercase=lowercase)
+        if has_pronoun is not None:
+            results |= bleu_by_pronouns(translations, pairs, has_pronoun, lowercase=lowercase)
         if shuffle_encoder:
             results |= encoder_use(mode, translator, source, reference, batch_tokens)
         typer.echo(json.dumps(results) if as_json else "\n".join(_readable(results)))
@@ -403,6 +446,7 @@ def train_model(
             init=init,
             resume=resume,
             device=device,
+            set_up=mode.set_up,
             on_update=lambda state, update: advance(1),
         )
 
@@ -463,7 +507,7 @@ def with_prefixes(
 
 
 def translate_lines(
-    translator: "Translator",
+    translator: "LineTranslator",
     lines: Iterable["SourceLine | str"],
     search: SearchConfig,
     **options: Any,
@@ -569,13 +613,61 @@ def evaluation(
     }
 
 
+def pronoun_finder(pipeline: str) -> Callable[[Iterable[str]], list[bool]]:
+    """Load what tells which sentences have a pronoun of the third person.
+
+    Raises:
+        UserError: If there is no such pipeline.
+    """
+    from bertfused.linguistics import load_tagger, third_person
+
+    tagger = load_tagger(pipeline)
+    return lambda sentences: third_person(sentences, tagger)
+
+
+def bleu_by_pronouns(
+    translations: Sequence["Translation | str"],
+    pairs: Sequence[tuple["SourceLine | str", str]],
+    has_pronoun: Callable[[Iterable[str]], list[bool]],
+    *,
+    lowercase: bool = False,
+) -> dict[str, Any]:
+    """Score the sentences with a third-person pronoun in the source, and those without."""
+    from bertfused import metrics
+
+    rows = [
+        (line.text, own.text, reference)
+        for own, (line, reference) in zip(translations, pairs, strict=True)
+        if not isinstance(own, str) and not isinstance(line, str)
+    ]
+    marks = has_pronoun(source for source, _, _ in rows)
+    results: dict[str, Any] = {}
+    for key, wanted, name in (
+        ("bleu-pronoun", True, "with a third-person pronoun"),
+        ("bleu-no-pronoun", False, "without"),
+    ):
+        group = [row for row, mark in zip(rows, marks, strict=True) if mark == wanted]
+        value, signature, text = None, None, "none"
+        if group:
+            _, hypotheses, references = zip(*group, strict=True)
+            score = metrics.bleu(hypotheses, references, lowercase=lowercase)
+            value, signature, text = score.value, score.signature, str(score)
+        results[key] = {
+            "value": value,
+            "signature": signature,
+            "sentences": len(group),
+            "text": f"{name} ({len(group):,} sentences): {text}",
+        }
+    return results
+
+
 def encoder_use(
-    mode: Mode, translator: "Translator", source: Path, reference: Path, batch_tokens: int
+    mode: Mode, translator: "LineTranslator", source: Path, reference: Path, batch_tokens: int
 ) -> dict[str, Any]:
     """Measure what another sentence's encoder states cost, in nats a reference token."""
-    from bertfused.scoring import score_pairs
+    from bertfused.translate import Translator
 
-    if translator.members[0].encoder is None:
+    if not isinstance(translator, Translator) or translator.members[0].encoder is None:
         raise UserError("--shuffle-encoder needs a fused model")
     documents = translator.documents
     pairs = [
@@ -586,7 +678,7 @@ def encoder_use(
     means = []
     for shuffle in (False, True):
         scores = list(
-            score_pairs(translator, pairs, batch_tokens=batch_tokens, shuffle_encoder=shuffle)
+            mode.score(translator, pairs, batch_tokens=batch_tokens, shuffle_encoder=shuffle)
         )
         means.append(-sum(s.log_prob for s in scores) / sum(s.tokens for s in scores))
     return {"nll": means[0], "nll_shuffled": means[1], "encoder_use": means[1] - means[0]}

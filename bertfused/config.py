@@ -413,7 +413,8 @@ def _absolute(section: RecipeT, folder: Path) -> RecipeT:
 
     resolved = {name: resolve(value) for name, value in section}
     changed = {name: own for name, own in resolved.items() if own is not getattr(section, name)}
-    return section.model_copy(update=changed)  # what was left to its default stays known as such
+    # What was left to its default stays known as such.
+    return section.model_copy(update=changed) if changed else section
 
 
 def _encoder_place(name: str, folder: Path) -> str:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from bertfused import __version__
-from bertfused.batch import Example
+from bertfused.batch import Example, token_batches
 from bertfused.checkpoint import (
     FINETUNED,
     WEIGHTS,
@@ -41,14 +41,21 @@ from bertfused.run import RunFolder, log_to, processes, save_evaluated
 from bertfused.subwords import load_tokenizer
 from bertfused.text import make_folder, only_writer, read_lines, replace_file, sha256_file
 from bertfused.training import (
-    LossModule,
+    Dataset,
     Trainer,
     TrainState,
+    TranslationLoss,
     Update,
     choose_precision,
     train,
 )
-from bertfused.translate import Member, SourceLine, Translator, choose_device
+from bertfused.translate import (
+    LineTranslator,
+    Member,
+    SourceLine,
+    Translator,
+    choose_device,
+)
 
 _logger = logging.getLogger(__name__)
 
@@ -66,6 +73,11 @@ class Examples:
     def __len__(self) -> int:
         return len(self._split)
 
+    def batches(
+        self, batch_tokens: int, generator: np.random.Generator | None = None
+    ) -> list[NDArray[np.int64]]:
+        return token_batches(self.lengths, batch_tokens, generator=generator)
+
     def __getitem__(self, i: int) -> Example:
         split = self._split
         return Example(
@@ -74,6 +86,43 @@ class Examples:
             None if split.bert is None else split.bert[i],
             None if self._cache is None else self._cache[i],
         )
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a training consists of.
+
+    Attributes:
+        recipe: The recipe with all that the RUN to start from decides.
+    """
+
+    recipe: Recipe
+    trainer: Trainer
+    card: ModelCard
+    start: WarmStart | None
+    train: Dataset
+    dev: Dataset
+    translator: LineTranslator
+
+
+SetUp = Callable[[Recipe, DataFolder, Path | None, torch.device], Setup]
+
+
+def set_up(recipe: Recipe, data: DataFolder, init: Path | None, device: torch.device) -> Setup:
+    """Set up the training of a sentence-level model, plain or fused."""
+    trainer, card, start = build_trainer(recipe, data, init, device)
+    module = trainer.module
+    assert isinstance(module, TranslationLoss)
+    member = Member(card, module.model, *data.tokenizers(), module.encoder)
+    return Setup(
+        recipe,
+        trainer,
+        card,
+        start,
+        examples(data, "train", module.encoder),
+        examples(data, "dev", module.encoder),
+        Translator([member], device),
+    )
 
 
 @dataclass(frozen=True)
@@ -98,6 +147,7 @@ def train_run(
     init: Path | None = None,
     resume: bool = False,
     device: str = "auto",
+    set_up: SetUp = set_up,
     on_update: Callable[[TrainState, Update], None] = lambda state, update: None,
 ) -> TrainState:
     """Train a model: the whole of ``bertfused train``.
@@ -106,6 +156,7 @@ def train_run(
         dev_lines: Gives the dev set's source lines, with their contexts if there are any.
         init: RUN whose weights to start from.
         resume: Go on from the newest checkpoint in ``out``.
+        set_up: Builds what is trained.
         on_update: Called after every update, for a progress bar.
 
     Raises:
@@ -115,12 +166,15 @@ def train_run(
         run = RunFolder(out, is_first=is_first)
         facts = _facts(data, init)
         is_resumed = resume and (out / "config.toml").exists()
-        if is_resumed and is_first:
-            run.check_config(recipe, facts)
-        elif is_first:
+        if is_first and not is_resumed:
             run.check_new()
         # Built before anything is written: a recipe that does not fit leaves no folder behind.
-        session = Session(recipe, data, run, dev_lines, init, place or choose_device(device))
+        setup = set_up(recipe, data, init, place or choose_device(device))
+        recipe = setup.recipe
+        if is_resumed and is_first:
+            run.check_config(recipe, facts)
+        session = Session(recipe, data, run, dev_lines, init, setup)
+        del setup  # the session's own is the last: see below
         if is_first:
             make_folder(out)
         with only_writer(out) if is_first else nullcontext():
@@ -141,7 +195,7 @@ def build_trainer(
     recipe: Recipe, data: DataFolder, init: Path | None = None, device: torch.device = _CPU
 ) -> tuple[Trainer, ModelCard, WarmStart | None]:
     """Build model, pretrained encoder and optimiser as a recipe asks, for a DATA folder."""
-    _check_subwords(recipe, data)
+    check_subwords(recipe, data)
     torch.manual_seed(recipe.train.seed)
     fusion = recipe.fusion
     encoder = None if fusion is None else open_encoder(fusion)
@@ -150,9 +204,9 @@ def build_trainer(
     start = None
     if init is not None:
         _check_finetuned(init, fusion)
-        _check_dictionaries(init, data)
+        check_dictionaries(init, data)
         start = warm_start(model, init, fusion)
-    module = LossModule(
+    module = TranslationLoss(
         model,
         encoder,
         label_smoothing=recipe.optim.label_smoothing,
@@ -179,7 +233,7 @@ def _check_finetuned(init: Path, fusion: FusionConfig | None) -> None:
         )
 
 
-def _check_subwords(recipe: Recipe, data: DataFolder) -> None:
+def check_subwords(recipe: Recipe, data: DataFolder) -> None:
     """Refuse a recipe that asks for other subwords than the data were made with."""
     made = {} if data.report is None else data.report.subwords
     asked = recipe.subwords.model_dump(exclude_unset=True)
@@ -193,7 +247,7 @@ def _check_subwords(recipe: Recipe, data: DataFolder) -> None:
             )
 
 
-def _check_dictionaries(init: Path, data: DataFolder) -> None:
+def check_dictionaries(init: Path, data: DataFolder) -> None:
     """Refuse to go on from a model to which the numbers in the data mean other symbols."""
     folder = model_folder(init)
     card = load_card(folder)
@@ -215,19 +269,15 @@ class Session:
         run: RunFolder,
         dev_lines: Callable[[Split], Iterable[SourceLine]],
         init: Path | None,
-        device: torch.device,
+        setup: Setup,
     ) -> None:
         self.recipe, self.data, self.run, self.init = recipe, data, run, init
-        self.trainer, self.card, self.start = build_trainer(recipe, data, init, device)
-        model, encoder = self.trainer.module.model, self.trainer.module.encoder
-        self.train_examples = examples(data, "train", encoder)
-        self.dev_examples = examples(data, "dev", encoder)
+        self.trainer, self.card, self.start = setup.trainer, setup.card, setup.start
+        self.train_examples, self.dev_examples = setup.train, setup.dev
+        self.translator = setup.translator
         dev = data.split("dev")
         self.dev_lines = list(dev_lines(dev)) if recipe.train.validate_bleu else []
         self.dev_references = list(read_lines(dev.target_text)) if self.dev_lines else []
-        self.translator = Translator(
-            [Member(self.card, model, *data.tokenizers(), encoder)], device
-        )
         self.values: dict[int, float] = {}
         self.window: list[tuple[Update, float]] = []
 

@@ -125,6 +125,17 @@ class EncoderLayer(nn.Module):
         bert_states: Float[Tensor, "batch bert bert_dim"] | None,
         bert_bias: Float[Tensor, "..."] | None,
     ) -> Float[Tensor, "batch source model_dim"]:
+        x = self.attend(x, bias, bert_states, bert_bias)
+        return self.feed_forward(x)
+
+    def attend(
+        self,
+        x: Float[Tensor, "batch source model_dim"],
+        bias: Float[Tensor, "..."] | None,
+        bert_states: Float[Tensor, "batch bert bert_dim"] | None,
+        bert_bias: Float[Tensor, "..."] | None,
+    ) -> Float[Tensor, "batch source model_dim"]:
+        """Compute the first sub-layer."""
         h = self.attention_norm(x) if self.pre_norm else x
         if self.bert_attention is None:
             x = self.dropout.add(x, self.self_attention(h, bias))
@@ -135,7 +146,13 @@ class EncoderLayer(nn.Module):
                 x = self.dropout.add(x, self.self_attention(h, bias), own)
             if bert:
                 x = self.dropout.add(x, self.bert_attention(h, bert_states, bert_bias), bert)
-        x = x if self.pre_norm else self.attention_norm(x)
+        normed: Tensor = x if self.pre_norm else self.attention_norm(x)
+        return normed
+
+    def feed_forward(
+        self, x: Float[Tensor, "batch source model_dim"]
+    ) -> Float[Tensor, "batch source model_dim"]:
+        """Compute the last sub-layer."""
         return feed_forward_sublayer(x, self.ffn, self.ffn_norm, self.dropout, self.pre_norm)
 
 
@@ -186,23 +203,50 @@ class DecoderLayer(nn.Module):
         cache: SelfAttentionCache | None = None,
     ) -> Float[Tensor, "batch target model_dim"]:
         """Compute one layer; with a cache, for one new token of each beam (see SelfAttention)."""
+        x = self.attend_own(x, bias, cache)
+        x = self.attend_memory(x, memory, memory_bias, bert, bert_bias)
+        return self.feed_forward(x)
+
+    def attend_own(
+        self,
+        x: Float[Tensor, "batch target model_dim"],
+        bias: Float[Tensor, "..."] | None,
+        cache: SelfAttentionCache | None = None,
+    ) -> Float[Tensor, "batch target model_dim"]:
+        """Compute the first sub-layer: attention to the tokens before."""
         h = self.self_attention_norm(x) if self.pre_norm else x
         x = self.dropout.add(x, self.self_attention(h, bias, cache))
-        x = x if self.pre_norm else self.self_attention_norm(x)
+        normed: Tensor = x if self.pre_norm else self.self_attention_norm(x)
+        return normed
+
+    def attend_memory(
+        self,
+        x: Float[Tensor, "batch target model_dim"],
+        memory: Float[Tensor, "batch source model_dim"] | KeysValues,
+        memory_bias: Float[Tensor, "..."] | None,
+        bert: Float[Tensor, "batch bert bert_dim"] | KeysValues | None,
+        bert_bias: Float[Tensor, "..."] | None,
+    ) -> Float[Tensor, "batch target model_dim"]:
+        """Compute the middle of the layer: attention to the source, and to BERT's states."""
         if self.bert_attention is None or self.order == "parallel":
-            x = self._attend_side_by_side(x, memory, memory_bias, bert, bert_bias)
-        else:
-            assert bert is not None
-            stack = [
-                (self.bert_attention, self.bert_attention_norm, bert, bert_bias),
-                (self.cross_attention, self.cross_attention_norm, memory, memory_bias),
-            ]
-            for attention, norm, states, states_bias in (
-                stack if self.order == "bert-first" else reversed(stack)
-            ):
-                h = norm(x) if self.pre_norm else x
-                x = self.dropout.add(x, attention(h, states, states_bias))
-                x = x if self.pre_norm else norm(x)
+            return self._attend_side_by_side(x, memory, memory_bias, bert, bert_bias)
+        assert bert is not None
+        stack = [
+            (self.bert_attention, self.bert_attention_norm, bert, bert_bias),
+            (self.cross_attention, self.cross_attention_norm, memory, memory_bias),
+        ]
+        for attention, norm, states, states_bias in (
+            stack if self.order == "bert-first" else reversed(stack)
+        ):
+            h = norm(x) if self.pre_norm else x
+            x = self.dropout.add(x, attention(h, states, states_bias))
+            x = x if self.pre_norm else norm(x)
+        return x
+
+    def feed_forward(
+        self, x: Float[Tensor, "batch target model_dim"]
+    ) -> Float[Tensor, "batch target model_dim"]:
+        """Compute the last sub-layer."""
         return feed_forward_sublayer(x, self.ffn, self.ffn_norm, self.dropout, self.pre_norm)
 
     def _attend_side_by_side(

@@ -44,7 +44,8 @@ def cross_entropy(
     their gradient is formed while they are there: it is the biggest matrix of a training step.
     """
     wanted = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
-    arguments = (hidden, weight, target, label_smoothing, wanted)
+    weight_learns = wanted and weight.requires_grad  # the output of a frozen model does not
+    arguments = (hidden, weight, target, label_smoothing, wanted, weight_learns)
     total, nll = _ProjectedCrossEntropy.apply(*arguments)  # type: ignore[no-untyped-call]
     return Loss(total, nll.detach(), len(target))
 
@@ -58,6 +59,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         target: Tensor,
         label_smoothing: float,
         wanted: bool,
+        weight_learns: bool,
     ) -> tuple[Tensor, Tensor]:
         device = hidden.device.type
         compute = hidden.dtype
@@ -88,26 +90,30 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
                     own.copy_(wide)
             if wanted:
                 hidden_gradient[part] = torch.mm(low, matrix)
+            if weight_learns:
                 part_of_gradient = torch.mm(low.T, low_hidden[part]).to(weight.dtype)
                 if weight_gradient is None:
                     weight_gradient = part_of_gradient
                 else:
                     weight_gradient += part_of_gradient
         if wanted:
-            if weight_gradient is None:  # there were no tokens
+            if weight_learns and weight_gradient is None:  # there were no tokens
                 weight_gradient = torch.zeros_like(weight)
-            ctx.save_for_backward(hidden_gradient, weight_gradient)
+            ctx.save_for_backward(hidden_gradient, weight_gradient)  # type: ignore[arg-type]
         ctx.mark_non_differentiable(nll)
         return total, nll
 
     @staticmethod
     def backward(
         ctx: torch.autograd.function.FunctionCtx, gradient: Tensor, _: Tensor
-    ) -> tuple[Tensor, Tensor, None, None, None]:
+    ) -> tuple[Tensor, Tensor | None, None, None, None, None]:
         hidden_gradient, weight_gradient = ctx.saved_tensors  # type: ignore[attr-defined]
         return (
             hidden_gradient.mul_(gradient.to(hidden_gradient.dtype)),
-            weight_gradient.mul_(gradient.to(weight_gradient.dtype)),
+            None
+            if weight_gradient is None
+            else weight_gradient.mul_(gradient.to(weight_gradient.dtype)),
+            None,
             None,
             None,
             None,

@@ -219,13 +219,63 @@ class FusedTransformer(nn.Module):
                 mixer.drop_net = drop_net
 
 
+class BeamSlots:
+    """Which slots of the self-attention caches are the past of each beam.
+
+    The past tokens of all beams of a sentence are slots of one cache (``new_cache``, one a layer);
+    ``bias`` says which slots are a beam's own ancestors, so re-ordering beams moves that small
+    table and nothing else. Slots that are no beam's ancestors any more are forgotten from time to
+    time.
+    """
+
+    def __init__(self, batch: int, device: torch.device) -> None:
+        self.bias = torch.empty(batch, 1, 1, 0, device=device)
+        self._caches: list[SelfAttentionCache] = []
+        self._steps = self._forgot_at = 0
+
+    def new_cache(self) -> SelfAttentionCache:
+        self._caches.append(SelfAttentionCache())
+        return self._caches[-1]
+
+    def append(self, tokens: Int[Tensor, "batch beams"]) -> None:
+        """Give every beam one slot more; each layer then appends to its own cache."""
+        batch, beams = tokens.shape
+        own_slot = causal_bias(beams, tokens.device)
+        own_slot = (own_slot + own_slot.T).expand(batch, 1, beams, beams)
+        self.bias = torch.cat([self.bias, own_slot], dim=3)
+        self._steps += 1
+
+    def reorder(self, parents: Int[Tensor, "batch beams"]) -> None:
+        """Let beam j of each sentence go on from its old beam ``parents[:, j]``."""
+        index = parents[:, None, :, None].expand(-1, -1, -1, self.bias.shape[3])
+        self.bias = self.bias.gather(2, index)
+        if self._steps - self._forgot_at >= _FORGET_EVERY:
+            self._forget_dead_slots()
+
+    def _forget_dead_slots(self) -> None:
+        self._forgot_at = self._steps
+        is_dead = (self.bias == -math.inf).all(2)[:, 0]
+        most = int((~is_dead).sum(1).max())  # of any sentence; the others keep some dead ones
+        if most == is_dead.shape[1]:
+            return
+        slots = is_dead.byte().argsort(dim=1, stable=True)[:, :most]
+        for cache in self._caches:
+            cache.keep_slots(slots)
+        index = slots[:, None, None, :].expand(-1, -1, self.bias.shape[2], -1)
+        self.bias = self.bias.gather(3, index)
+
+    def keep(self, sentences: Int[Tensor, "kept"]) -> None:
+        """Drop all other sentences."""
+        for cache in self._caches:
+            cache.keep(sentences)
+        self.bias = self.bias[sentences]
+
+
 class DecoderState:
     """A decoder in the middle of some sentences; what the search steps (``search.Decoder``).
 
     Beams share what belongs to their sentence: keys and values of the memory exist once, and a
-    beam is one more query. Their past tokens are slots of one cache; ``_bias`` says which slots
-    are a beam's own ancestors, so re-ordering beams moves that small table and nothing else.
-    Slots that are no beam's ancestors any more are forgotten from time to time.
+    beam is one more query.
     """
 
     def __init__(self, model: FusedTransformer, memory: Memory) -> None:
@@ -235,7 +285,6 @@ class DecoderState:
             model.output,
         )
         self._layers = [layer for layer in model.decoder.layers if isinstance(layer, DecoderLayer)]
-        self._caches = [SelfAttentionCache() for _ in self._layers]
         self._memory = [layer.cross_attention.project(memory.states) for layer in self._layers]
         self._bert: list[KeysValues | None] = [
             None
@@ -245,53 +294,37 @@ class DecoderState:
         ]
         self._memory_bias = padding_bias(memory.mask)
         self._bert_bias = None if memory.bert_mask is None else padding_bias(memory.bert_mask)
-        self._bias = memory.states.new_empty(len(memory.states), 1, 1, 0)
-        self._position = self._forgot_at = 0
+        #: Of this decoder's layers, and of any layers on top of it.
+        self.slots = BeamSlots(len(memory.states), memory.states.device)
+        self._caches = [self.slots.new_cache() for _ in self._layers]
+        self._position = 0
 
-    def step(self, tokens: Int[Tensor, "batch beams"]) -> Float[Tensor, "batch beams vocab"]:
-        """Append one token to every beam and return the logits of the next."""
-        batch, beams = tokens.shape
-        own_slot = causal_bias(beams, tokens.device)
-        own_slot = (own_slot + own_slot.T).expand(batch, 1, beams, beams)
-        self._bias = torch.cat([self._bias, own_slot], dim=3)
+    def advance(self, tokens: Int[Tensor, "batch beams"]) -> Float[Tensor, "batch beams model_dim"]:
+        """Append one token to every beam and return the last hidden states."""
+        self.slots.append(tokens)
         x = self._embed.at_step(tokens, self._position)
         self._position += 1
         for layer, cache, memory, bert in zip(
             self._layers, self._caches, self._memory, self._bert, strict=True
         ):
-            x = layer(x, self._bias, memory, self._memory_bias, bert, self._bert_bias, cache)
-        if self._norm is not None:
-            x = self._norm(x)
-        logits: Tensor = self._output(x)
+            x = layer(x, self.slots.bias, memory, self._memory_bias, bert, self._bert_bias, cache)
+        normed: Tensor = x if self._norm is None else self._norm(x)
+        return normed
+
+    def step(self, tokens: Int[Tensor, "batch beams"]) -> Float[Tensor, "batch beams vocab"]:
+        """Append one token to every beam and return the logits of the next."""
+        logits: Tensor = self._output(self.advance(tokens))
         return logits
 
     def reorder(self, parents: Int[Tensor, "batch beams"]) -> None:
         """Let beam j of each sentence go on from its old beam ``parents[:, j]``."""
-        slots = self._bias.shape[3]
-        index = parents[:, None, :, None].expand(-1, -1, -1, slots)
-        self._bias = self._bias.gather(2, index)
-        if self._position - self._forgot_at >= _FORGET_EVERY:
-            self._forget_dead_slots()
-
-    def _forget_dead_slots(self) -> None:
-        self._forgot_at = self._position
-        is_dead = (self._bias == -math.inf).all(2)[:, 0]
-        most = int((~is_dead).sum(1).max())  # of any sentence; the others keep some dead ones
-        if most == is_dead.shape[1]:
-            return
-        slots = is_dead.byte().argsort(dim=1, stable=True)[:, :most]
-        for cache in self._caches:
-            cache.keep_slots(slots)
-        index = slots[:, None, None, :].expand(-1, -1, self._bias.shape[2], -1)
-        self._bias = self._bias.gather(3, index)
+        self.slots.reorder(parents)
 
     def keep(self, sentences: Int[Tensor, "kept"]) -> None:
         """Drop all other sentences."""
-        for cache in self._caches:
-            cache.keep(sentences)
+        self.slots.keep(sentences)
         self._memory = [memory.select(sentences) for memory in self._memory]
         self._bert = [None if bert is None else bert.select(sentences) for bert in self._bert]
-        self._bias = self._bias[sentences]
         if self._memory_bias is not None:
             self._memory_bias = self._memory_bias[sentences]
         if self._bert_bias is not None:

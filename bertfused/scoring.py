@@ -7,6 +7,8 @@ from itertools import islice
 
 import numpy as np
 import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
 from bertfused.batch import Example, token_batches
 from bertfused.translate import Member, SourceLine, Translator
@@ -28,6 +30,7 @@ def score_pairs(
     *,
     batch_tokens: int = 4096,
     shuffle_encoder: bool = False,
+    label_smoothing: float = 0.0,
 ) -> Iterator[PairScore]:
     """Score targets given their sources, in order.
 
@@ -36,10 +39,11 @@ def score_pairs(
     Args:
         shuffle_encoder: Give every sentence the pretrained encoder's input of another one: a
             model that uses it must lose by that.
+        label_smoothing: Score with the negative of the label-smoothed loss of training instead.
     """
     iterator = iter(pairs)
     while window := list(islice(iterator, _WINDOW)):
-        yield from _window(translator, window, batch_tokens, shuffle_encoder)
+        yield from _window(translator, window, batch_tokens, shuffle_encoder, label_smoothing)
 
 
 def _window(
@@ -47,6 +51,7 @@ def _window(
     pairs: Sequence[tuple[SourceLine, str]],
     batch_tokens: int,
     shuffle_encoder: bool,
+    label_smoothing: float,
 ) -> list[PairScore]:
     sources = [source for source, _ in pairs]
     targets = [target for _, target in pairs]
@@ -63,9 +68,8 @@ def _window(
     ]
     scores = [PairScore(0.0, 0)] * len(pairs)
     for batch in token_batches(lengths, batch_tokens):
-        for i, score in zip(
-            batch, _score(translator, [[e[i] for i in batch] for e in examples]), strict=True
-        ):
+        own_examples = [[e[i] for i in batch] for e in examples]
+        for i, score in zip(batch, _score(translator, own_examples, label_smoothing), strict=True):
             scores[i] = score
     return scores
 
@@ -79,14 +83,29 @@ def _with_targets(
 
 
 @torch.inference_mode()
-def _score(translator: Translator, examples: list[list[Example]]) -> list[PairScore]:
+def _score(
+    translator: Translator, examples: list[list[Example]], label_smoothing: float
+) -> list[PairScore]:
     own_log_probs, mask = [], torch.ones(())
     for member, own in zip(translator.members, examples, strict=True):
         batch = member.batch(own, translator.device)
         assert batch.target is not None and batch.target_mask is not None
         log_probs = member.model(batch).float().log_softmax(-1)
-        own_log_probs.append(log_probs.gather(2, batch.target[:, :, None]).squeeze(2))
+        own_log_probs.append(target_log_probs(log_probs, batch.target, label_smoothing))
         mask = batch.target_mask  # the same for all: they share the target vocabulary
     average = torch.stack(own_log_probs).logsumexp(0) - math.log(len(own_log_probs))
     sums, tokens = average.double().mul(mask).sum(1).tolist(), mask.sum(1).tolist()
     return [PairScore(total, count) for total, count in zip(sums, tokens, strict=True)]
+
+
+def target_log_probs(
+    log_probs: Float[Tensor, "batch target vocab"],
+    target: Int[Tensor, "batch target"],
+    label_smoothing: float = 0.0,
+) -> Float[Tensor, "batch target"]:
+    """Pick each target token's log-probability, smoothed as in ``loss.cross_entropy``."""
+    picked = log_probs.gather(2, target[:, :, None]).squeeze(2)
+    if not label_smoothing:
+        return picked
+    other = label_smoothing / (log_probs.shape[-1] - 1)
+    return (1 - label_smoothing - other) * picked + other * log_probs.sum(-1)

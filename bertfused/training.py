@@ -3,6 +3,7 @@
 import logging
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from bertfused.batch import Batch, Example, collate, token_batches
+from bertfused.batch import Batch, Example, collate
 from bertfused.checkpoint import copy_tensors
 from bertfused.config import OptimConfig, Precision, TrainConfig
 from bertfused.errors import UserError
@@ -39,7 +40,24 @@ class Dataset(Protocol):
 
     lengths: Sequence[NDArray[np.integer]]
 
+    def __len__(self) -> int: ...
     def __getitem__(self, i: int) -> Example: ...
+    def batches(
+        self, batch_tokens: int, generator: np.random.Generator | None = None
+    ) -> list[Numbers]:
+        """Say which examples go together; in order and all of them without a generator."""
+        ...
+
+
+@runtime_checkable
+class AnyBatch(Protocol):
+    """What a loss module makes of some examples and computes its loss on."""
+
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def positions(self) -> int: ...
+    def to(self, device: torch.device) -> "AnyBatch": ...
 
 
 @dataclass(frozen=True)
@@ -60,7 +78,7 @@ class Step:
 
 
 def steps(
-    lengths: Sequence[NDArray[np.integer]],
+    dataset: Dataset,
     *,
     batch_tokens: int,
     accumulate: int,
@@ -71,12 +89,12 @@ def steps(
     epoch, position = start.epoch, start.position
     while True:
         generator = np.random.default_rng([seed, epoch])
-        batches = token_batches(lengths, batch_tokens, generator=generator)
+        batches = dataset.batches(batch_tokens, generator)
         for first in range(position, len(batches), accumulate):
             examples = batches[first : first + accumulate]
             end = first + len(examples)
             after = Place(epoch, end) if end < len(batches) else Place(epoch + 1)
-            tokens = sum(int(lengths[0][batch].sum()) for batch in examples)
+            tokens = sum(int(dataset.lengths[0][batch].sum()) for batch in examples)
             yield Step(examples, tokens, after)
         epoch, position = epoch + 1, 0
 
@@ -96,8 +114,50 @@ def choose_precision(precision: Precision, device: torch.device) -> str:
     return "bf16" if is_fast else "fp32"
 
 
-class LossModule(nn.Module):
-    """Pretrained encoder, model and loss in one forward pass, as data-parallel training needs."""
+class LossModule(nn.Module, ABC):
+    """Model and loss in one forward pass, as data-parallel training needs.
+
+    Args:
+        model: What is trained; ``begin_step`` sets its randomness.
+        encoder: The pretrained encoder it reads, if it does.
+    """
+
+    model: nn.Module
+
+    def __init__(self, model: nn.Module, encoder: PretrainedEncoder | None) -> None:
+        super().__init__()
+        self.model = model
+        self.encoder = encoder
+
+    @abstractmethod
+    def loss(self, batch: Any) -> Loss:
+        """Compute the loss of what ``collate`` made."""
+
+    @abstractmethod
+    def collate(self, dataset: Any, numbers: Numbers) -> AnyBatch:
+        """Put examples of a data set together."""
+
+    @abstractmethod
+    def begin_step(self, *key: int, drop_net: float) -> None:
+        """Set the randomness of the next forward pass, and the drop-net rate."""
+
+    def forward(self, batch: Any) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+        """Return the sums ``Loss.total`` and ``Loss.nll`` of a batch."""
+        loss = self.loss(batch)
+        return loss.total, loss.nll
+
+    def trained_parameters(self) -> dict[str, nn.Parameter]:
+        """Return each parameter that learns; those of the pretrained encoder begin "bert."."""
+        named = dict(self.model.named_parameters())
+        if self.encoder is not None:
+            named |= {f"bert.{name}": p for name, p in self.encoder.named_parameters()}
+        return {name: parameter for name, parameter in named.items() if parameter.requires_grad}
+
+
+class TranslationLoss(LossModule):
+    """The loss of a (fused) Transformer on pairs of sentences."""
+
+    model: FusedTransformer
 
     def __init__(
         self,
@@ -107,16 +167,9 @@ class LossModule(nn.Module):
         label_smoothing: float,
         mask_special: bool,
     ) -> None:
-        super().__init__()
-        self.model = model
-        self.encoder = encoder
+        super().__init__(model, encoder)
         self.label_smoothing = label_smoothing
         self.mask_special = mask_special
-
-    def forward(self, batch: Batch) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-        """Return the sums ``Loss.total`` and ``Loss.nll`` of a batch."""
-        loss = self.loss(batch)
-        return loss.total, loss.nll
 
     def loss(self, batch: Batch) -> Loss:
         if self.encoder is not None:
@@ -131,12 +184,8 @@ class LossModule(nn.Module):
         ids = None if self.encoder is None else self.encoder.bert_ids
         return collate([dataset[int(i)] for i in numbers], ids)
 
-    def trained_parameters(self) -> dict[str, nn.Parameter]:
-        """Return each parameter that learns; those of the pretrained encoder begin "bert."."""
-        named = dict(self.model.named_parameters())
-        if self.encoder is not None:
-            named |= {f"bert.{name}": p for name, p in self.encoder.named_parameters()}
-        return {name: parameter for name, parameter in named.items() if parameter.requires_grad}
+    def begin_step(self, *key: int, drop_net: float) -> None:
+        self.model.begin_step(*key, drop_net=drop_net)
 
 
 @dataclass(frozen=True)
@@ -233,7 +282,7 @@ class Trainer:
             micro = min(micro, len(step.examples) - 1)
             batch = self.module.collate(dataset, step.examples[micro])
             positions, real = positions + batch.positions, real + batch.tokens
-            self.module.model.begin_step(self.config.seed, number, micro, drop_net=rate)
+            self.module.begin_step(self.config.seed, number, micro, drop_net=rate)
             with self._exchange(is_last=turn == rounds - 1):
                 with autocast(self.device, self.precision):
                     total, batch_nll = self._parallel(batch.to(self.device))
@@ -314,7 +363,7 @@ class Trainer:
     def mean_loss(self, dataset: Dataset) -> Loss:
         """Return the summed loss over a data set, in fp32 and with the weights as they are."""
         total, nll, tokens = torch.zeros(()), torch.zeros(()), 0
-        for numbers in token_batches(dataset.lengths, self.config.batch_tokens):
+        for numbers in dataset.batches(self.config.batch_tokens):
             loss = self.module.loss(self.module.collate(dataset, numbers).to(self.device))
             total, nll, tokens = (
                 total + loss.total.cpu(),
@@ -401,7 +450,7 @@ def train(
     """
     config = trainer.config
     updates = steps(
-        dataset.lengths,
+        dataset,
         batch_tokens=config.batch_tokens,
         accumulate=config.accumulate,
         seed=config.seed,

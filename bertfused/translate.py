@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -43,6 +43,7 @@ class SourceLine:
 
     Attributes:
         context: Previous source sentences of its document, nearest last.
+        target_context: Their translations, where these are given and not found.
         document: Name of the document.
         prefix: What the translation must begin with.
     """
@@ -51,6 +52,7 @@ class SourceLine:
     context: tuple[str, ...] = ()
     document: str | None = None
     prefix: str | None = None
+    target_context: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,30 @@ class Member:
     def start(self, examples: Sequence[Example], device: torch.device) -> DecoderState:
         """Encode a batch and return its decoder, ready for the first step."""
         return DecoderState(self.model, self.model.encoder(self.batch(examples, device)))
+
+
+@runtime_checkable
+class LineTranslator(Protocol):
+    """What the commands and a validation need of a translator."""
+
+    counts: Counter[str]
+
+    @property
+    def documents(self) -> dict[str, Any] | None: ...
+    @property
+    def search(self) -> SearchConfig: ...
+    def translate(
+        self,
+        lines: Iterable[str | SourceLine],
+        search: SearchConfig | None = None,
+        *,
+        nbest: int = 1,
+        batch_tokens: int = 4096,
+        long: Long = "split",
+        first_line: int = 0,
+    ) -> Iterator[Translation]:
+        """Translate lines, in order; see ``Translator.translate``."""
+        ...
 
 
 class Translator:
@@ -244,7 +270,7 @@ class Translator:
         pieces: list[_Piece] = []
         for i, line in enumerate(lines):
             if line.text.strip():
-                texts = self._fit(line.text, long, f"line {number + i + 1}")
+                texts = self.fit(line.text, long, f"line {number + i + 1}")
                 for part, text in enumerate(texts):
                     prefix = None if part else line.prefix  # it begins the line, not every piece
                     pieces.append(_Piece(i, part, replace(line, text=text, prefix=prefix)))
@@ -265,15 +291,15 @@ class Translator:
                 ),
             )
             for i, nbest_list in zip(batch, hypotheses, strict=True):
-                found[i] = tuple(map(self._translated, nbest_list))
+                found[i] = tuple(map(self.translated, nbest_list))
         for piece, translated in zip(pieces, found, strict=True):
             by_line[piece.line].append(translated)
         return [
-            Translation(line.text, _join(parts, nbest))
+            Translation(line.text, join_parts(parts, nbest))
             for line, parts in zip(lines, by_line, strict=True)
         ]
 
-    def _fit(self, text: str, long: Long, where: str) -> list[str]:
+    def fit(self, text: str, long: Long, where: str) -> list[str]:
         """Return the text, or the pieces of it, that the model has positions for."""
         limit = min(member.card.model.max_positions for member in self.members) - 1
 
@@ -308,13 +334,31 @@ class Translator:
         if len(starts) > 1:
             decoder = Ensemble(starts, search.temperature)
             search = search.model_copy(update={"temperature": 1.0})
-        source_lengths = torch.tensor([len(e.source) for e in examples[0]], device=self.device)
-        positions = min(member.card.model.max_positions for member in self.members)
-        max_lengths = longest(search, source_lengths, positions)
         forced = None
         if any(prefix is not None for prefix in prefixes):
             target = self.members[0].target
             forced = [target.encode(prefix or "") for prefix in prefixes]
+        lengths = [len(example.source) for example in examples[0]]
+        return self.find(decoder, lengths, forced, search, nbest, seeds)
+
+    def find(
+        self,
+        decoder: Decoder,
+        source_lengths: Sequence[int],
+        forced: Sequence[Sequence[int]] | None,
+        search: SearchConfig,
+        nbest: int,
+        seeds: Sequence[int],
+    ) -> list[list[Hypothesis]]:
+        """Search with a decoder that stands before the first token of some sentences.
+
+        Args:
+            forced: Ids that each translation has to begin with.
+            seeds: One a sentence, for sampling.
+        """
+        positions = min(member.card.model.max_positions for member in self.members)
+        lengths = torch.tensor(source_lengths, device=self.device)
+        max_lengths = longest(search, lengths, positions)
         if search.sampling:
             found = sample(
                 decoder, max_lengths, search, seeds=seeds, num_samples=nbest, prefixes=forced
@@ -328,7 +372,8 @@ class Translator:
             self.counts["translations ended by the maximum length"] += cut
         return found
 
-    def _translated(self, hypothesis: Hypothesis) -> Translated:
+    def translated(self, hypothesis: Hypothesis) -> Translated:
+        """Turn what the search found into text."""
         target = self.members[0].target
         return Translated(
             target.decode(hypothesis.ids),
@@ -364,7 +409,7 @@ def split_text(text: str, fits: Callable[[str], bool]) -> list[str]:
     return split_text(text[:cut], fits) + split_text(text[cut:], fits)
 
 
-def _join(parts: list[tuple[Translated, ...]], nbest: int) -> tuple[Translated, ...]:
+def join_parts(parts: list[tuple[Translated, ...]], nbest: int) -> tuple[Translated, ...]:
     """Join the i-th best translations of a line's parts; a blank line has an empty one."""
     if len(parts) == 1:
         return parts[0]

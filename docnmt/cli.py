@@ -1,18 +1,30 @@
 """The ``docnmt`` command: the core's verbs on documents, and the demonstration."""
 
+import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import tee
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
-from bertfused.commands import Mode, add_commands
+from bertfused.commands import (
+    BatchTokens,
+    Device,
+    Encoder,
+    EncoderPrecision,
+    Mode,
+    Run,
+    add_commands,
+)
 from bertfused.config import Corpus, Recipe
-from bertfused.console import Quiet, log_to_stderr, make_app, run_app
-from bertfused.text import read_lines
+from bertfused.console import Quiet, log_to_stderr, make_app, progress, run_app, warn_of
+from bertfused.errors import UserError
+from bertfused.text import open_output, read_lines
 from docnmt.config import DocumentRecipe
+from docnmt.contrastive_formats import SetFormat, read_set
 from docnmt.documents import (
     Columns,
     DocumentLine,
@@ -25,9 +37,14 @@ from docnmt.documents import (
 )
 
 if TYPE_CHECKING:
-    from bertfused.data import Split
+    import torch
+
+    from bertfused.data import DataFolder, Split
+    from bertfused.fit import Setup
     from bertfused.prepare import ParallelLine
-    from bertfused.translate import SourceLine
+    from bertfused.scoring import PairScore
+    from bertfused.translate import LineTranslator, SourceLine
+    from docnmt.translate import AnyTranslator
 
 _logger = logging.getLogger(__name__)
 
@@ -139,6 +156,31 @@ def _input_format(
     return format, {}
 
 
+def load_run(run: Path, **options: Any) -> "LineTranslator":
+    """Load a RUN of any kind."""
+    from docnmt.translate import load
+
+    return load(run, **options)
+
+
+def score_lines(
+    translator: "AnyTranslator", pairs: Iterable[tuple["SourceLine", str]], **options: Any
+) -> Iterator["PairScore"]:
+    """Score the lines of documents."""
+    from docnmt.translate import score_documents
+
+    return score_documents(translator, pairs, **options)
+
+
+def set_up_run(
+    recipe: Recipe, data: "DataFolder", init: Path | None, device: "torch.device"
+) -> "Setup":
+    """Set up the training of a model with [context] or without."""
+    from docnmt.fit import set_up
+
+    return set_up(recipe, data, init, device)
+
+
 MODE = Mode(
     recipe=DocumentRecipe,
     corpora=corpora,
@@ -146,8 +188,111 @@ MODE = Mode(
     source_lines=source_lines,
     targets=targets,
     dev_lines=dev_lines,
+    load=load_run,
+    score=score_lines,
+    set_up=set_up_run,
 )
 add_commands(app, MODE)
+
+
+@app.command()
+def contrast(
+    run: Run,
+    sets: Annotated[
+        list[Path],
+        typer.Option(
+            "--set",
+            metavar="F",
+            help="A contrastive test set: its JSON or JSON lines, or, where it is text files, that "
+            "of the source sentences (NAME.text.en, NAME.current.en, NAME.current.src), with the "
+            "others beside it; repeatable.",
+        ),
+    ],
+    format: Annotated[
+        SetFormat | None,
+        typer.Option(
+            "--format", help="Of the sets; see docs/contrastive.md.", show_default="from F itself"
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", help="File for the scores of each item, as JSON lines."),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the accuracies as one JSON list, a set in each.")
+    ] = False,
+    label_smoothing: Annotated[
+        float,
+        typer.Option(
+            "--label-smoothing",
+            min=0.0,
+            max=1.0,
+            help="Score by the label-smoothed loss with this much smoothing, as CADec's authors.",
+        ),
+    ] = 0.0,
+    batch_tokens: BatchTokens = 4096,
+    device: Device = "auto",
+    encoder: Encoder = None,
+    encoder_precision: EncoderPrecision = "fp32",
+    quiet: Quiet = False,
+) -> None:
+    """Print how often the right one of several translations is the most probable; ties are wrong.
+
+    By distance and by category of the items too, each with a 95% confidence interval.
+    """
+    log_to_stderr(quiet)
+    items = {path: read_set(path, format) for path in sets}
+    from docnmt import contrast as evaluation
+    from docnmt.translate import as_read, load, reads_context
+
+    translator = load(run, device=device, encoder=encoder, encoder_precision=encoder_precision)
+    in_context = reads_context(translator)
+    if not in_context:
+        _logger.warning("%s reads no context, so its accuracy is what guessing gives", run)
+    results = {}
+    for path, own in items.items():
+        if in_context and not any(item.context or item.target_contexts for item in own):
+            _logger.warning("%s holds no context sentences", path)
+        results[str(path)] = evaluation.contrast(
+            own,
+            partial(
+                _scores,
+                translator,
+                str(path),
+                quiet,
+                batch_tokens=batch_tokens,
+                label_smoothing=label_smoothing,
+            ),
+            name=str(path),
+            as_read=partial(as_read, translator),
+        )
+    if output is not None:
+        with open_output(output) as writer:
+            for name, result in results.items():
+                for record in evaluation.item_records(name, result):
+                    writer.write_line(json.dumps(record))
+    if as_json:
+        typer.echo(json.dumps([evaluation.as_json(*result) for result in results.items()]))
+    else:
+        tables = [f"{name}\n{evaluation.table(result)}" for name, result in results.items()]
+        typer.echo("\n\n".join(tables))
+    warn_of(translator.counts)
+
+
+def _scores(
+    translator: "AnyTranslator",
+    name: str,
+    quiet: bool,
+    pairs: list[tuple["SourceLine", str]],
+    **options: Any,
+) -> Iterator["PairScore"]:
+    """Score pairs with a progress bar."""
+    from docnmt.translate import score
+
+    with progress(name, len(pairs), quiet) as advance:
+        for own in score(translator, pairs, **options):
+            advance(1)
+            yield own
 
 
 @app.command()
@@ -162,6 +307,106 @@ def demo(
     from docnmt.demo import run_demo
 
     run_demo(MODE, out, quiet=quiet)
+
+
+@app.command()
+def split_sentences(
+    input: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--input",
+            show_default="stdin",
+            help="Raw text; repeatable: the end of a file ends a document.",
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", show_default="stdout", help="Its sentences.")
+    ] = None,
+    language: Annotated[
+        str | None,
+        typer.Option(
+            "--language",
+            help="Whose rules to use, e.g. en: sentences end at full stops but those of spaCy's "
+            "abbreviations. xx: any language, no abbreviations.",
+        ),
+    ] = None,
+    pipeline: Annotated[
+        str | None,
+        typer.Option(
+            "--pipeline",
+            help="In place of rules, a trained spaCy pipeline, installed (en_core_web_sm) or in "
+            "a folder.",
+        ),
+    ] = None,
+    abbreviation: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--abbreviation",
+            help="One more word, e.g. No., whose full stop ends no sentence; repeatable; with "
+            "--language only.",
+        ),
+    ] = None,
+    documents: Annotated[
+        Literal["blank", "d", "file"],
+        typer.Option(
+            "--documents",
+            help="What separates documents in a file: blank lines, <d> lines, or nothing: then a "
+            "file is a document, and blank lines separate its paragraphs.",
+        ),
+    ] = "blank",
+    wrapped: Annotated[
+        bool,
+        typer.Option(
+            "--wrapped",
+            help="Sentences go on from line to line, up to a blank line; otherwise they end where "
+            "lines end.",
+        ),
+    ] = False,
+    format: Annotated[
+        Literal["blank", "d"],
+        typer.Option(
+            "--format",
+            help="Of the output: a blank line between documents, or a line <d> before each.",
+        ),
+    ] = "blank",
+    quiet: Quiet = False,
+) -> None:
+    """Turn raw text into documents with one sentence a line, to translate or to prepare."""
+    log_to_stderr(quiet)
+    if (language is None) == (pipeline is None):
+        raise UserError("split-sentences needs --language or --pipeline, and not both")
+    if pipeline is not None and abbreviation:
+        raise UserError("--abbreviation adds to the rules of --language, not to a --pipeline")
+    from bertfused import linguistics
+    from docnmt.raw import read_paragraphs, split_documents
+
+    if language is not None:
+        splitter = linguistics.rule_based(language, abbreviation or ())
+    else:
+        assert pipeline is not None
+        splitter = linguistics.load_splitter(pipeline)
+    paragraphs = read_paragraphs(input or [None], documents=documents, wrapped=wrapped)
+    lines = split_documents(
+        paragraphs, lambda texts: linguistics.split_sentences(texts, splitter), format=format
+    )
+    with progress("lines", None, quiet) as advance, open_output(output) as writer:
+        for line in lines:
+            writer.write_line(line)
+            advance(1)
+
+
+@app.command()
+def suites(
+    out: Annotated[Path, typer.Option("--out", help="Folder for the text and the test sets.")],
+    seed: Annotated[int, typer.Option("--seed", help="The same seed writes the same bytes.")] = 1,
+    quiet: Quiet = False,
+) -> None:
+    """Write documents and four contrastive test sets, each for one kind of context (En-De)."""
+    log_to_stderr(quiet)
+    from docnmt.suites import write_suites
+
+    write_suites(out, seed)
+    _logger.info("wrote train, dev, test and four contrastive sets to %s", out)
 
 
 def main() -> None:

@@ -1,17 +1,34 @@
-"""Contrastive evaluation: does the model prefer the right translation in context?"""
+"""Contrastive evaluation: does the model prefer the right translation in context?
 
+::
+
+    items --score_items--> for each item the score of each candidate
+          --contrast-->    ContrastResult: accuracy overall, by distance and by category
+"""
+
+import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from bertfused.scoring import score_pairs
-from bertfused.translate import SourceLine, Translator
-from docnmt.grammar import ContrastiveItem
+from bertfused.errors import UserError
+from bertfused.scoring import PairScore
+from bertfused.translate import SourceLine
+from docnmt.contrastive import ContrastiveItem
+
+Score = Callable[[list[tuple[SourceLine, str]]], Iterable[PairScore]]
+AsRead = Callable[[SourceLine], SourceLine]
+
+_Z = 1.959963984540054  # of 95%, two-sided
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """How often the right candidate was strictly the most probable; a tie is wrong."""
+    """How often the right candidate was strictly the most probable; a tie is wrong.
+
+    Attributes:
+        ties: Items whose right candidate shares the best score with another one.
+    """
 
     correct: int
     items: int
@@ -21,30 +38,177 @@ class Accuracy:
     def share(self) -> float:
         return self.correct / self.items if self.items else 0.0
 
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95% confidence interval of the share s of n items (Wilson, 1927).
 
-def contrastive_accuracy(
-    translator: Translator, items: Sequence[ContrastiveItem]
-) -> dict[str, Accuracy]:
-    """Score every candidate after its item's context; accuracy by phenomenon, and "all".
+        ::
+
+            (s + z²/2n  ±  z sqrt(s (1 - s) / n + z²/4n²)) / (1 + z²/n)
+        """
+        if not self.items:
+            return 0.0, 1.0
+        ratio = _Z**2 / self.items
+        middle = self.share + ratio / 2
+        spread = _Z * math.sqrt(self.share * (1 - self.share) / self.items + ratio**2 / (4 * _Z**2))
+        low, high = (middle - spread) / (1 + ratio), (middle + spread) / (1 + ratio)
+        return max(low, 0.0), min(high, 1.0)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """An item's scores, one for each candidate in nats, and what they say."""
+
+    item: ContrastiveItem
+    scores: tuple[float, ...]
+
+    @property
+    def is_tie(self) -> bool:
+        return self._is_best and self.scores.count(max(self.scores)) > 1
+
+    @property
+    def is_correct(self) -> bool:
+        return self._is_best and not self.is_tie
+
+    @property
+    def _is_best(self) -> bool:
+        return self.scores[self.item.correct] == max(self.scores)
+
+
+@dataclass(frozen=True)
+class ContrastResult:
+    """Accuracies on a set; items of no known distance or category are in the first one only."""
+
+    overall: Accuracy
+    by_distance: dict[int, Accuracy]
+    by_category: dict[str, Accuracy]
+    judged: tuple[Judged, ...]
+
+
+def contrast(
+    items: Sequence[ContrastiveItem],
+    score: Score,
+    *,
+    name: str = "the set",
+    as_read: AsRead = lambda line: line,
+) -> ContrastResult:
+    """Score every candidate after its own context and count what was right.
+
+    Args:
+        score: Gives the log-probability of each target after its source line.
+        name: What messages call the set.
+        as_read: Leaves of a line what the model reads; pairs equal after that have one score.
 
     Raises:
-        ValueError: If the model gives a log-probability that is not a number.
+        UserError: If scores are not numbers, or all candidates of an item have probability 0.
     """
-    pairs = [
-        (SourceLine(item.source, context=item.context), candidate)
-        for item in items
-        for candidate in item.candidates
-    ]
-    scores = iter([score.log_prob for score in score_pairs(translator, pairs)])
-    counts: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
-    for item in items:
-        own = [next(scores) for _ in item.candidates]
-        if any(score != score for score in own):
-            raise ValueError(f"a candidate of {item.source!r} has a log-probability of nan")
-        best = max(own)
-        is_tie = own.count(best) > 1 and own[item.correct] == best
-        is_correct = own[item.correct] == best and not is_tie
-        for key in (item.phenomenon, "all"):
-            for position, count in enumerate((is_correct, 1, is_tie)):
-                counts[key][position] += count
-    return {key: Accuracy(*own) for key, own in counts.items()}
+    judged = tuple(
+        Judged(item, own)
+        for item, own in zip(items, score_items(items, score, as_read), strict=True)
+    )
+    distances: dict[int, list[Judged]] = defaultdict(list)
+    categories: dict[str, list[Judged]] = defaultdict(list)
+    for number, own in enumerate(judged, start=1):
+        _check_scores(own.scores, f"{name}, item {number}")
+        if own.item.distance is not None:
+            distances[own.item.distance].append(own)
+        if own.item.category:
+            categories[own.item.category].append(own)
+    return ContrastResult(
+        _accuracy(judged),
+        {distance: _accuracy(distances[distance]) for distance in sorted(distances)},
+        {category: _accuracy(group) for category, group in categories.items()},
+        judged,
+    )
+
+
+def score_items(
+    items: Sequence[ContrastiveItem], score: Score, as_read: AsRead
+) -> list[tuple[float, ...]]:
+    """Score the candidates of items, equal pairs once.
+
+    In another batch the same pair has another rounding error, so that scoring it twice would
+    tell apart what the model does not.
+    """
+    pairs = [list(_pairs(item, as_read)) for item in items]
+    distinct = list(dict.fromkeys(pair for own in pairs for pair in own))
+    scores = dict(zip(distinct, score(distinct), strict=True))
+    return [tuple(scores[pair].log_prob for pair in own) for own in pairs]
+
+
+def _pairs(item: ContrastiveItem, as_read: AsRead) -> Iterable[tuple[SourceLine, str]]:
+    contexts = item.target_contexts or ((),) * len(item.candidates)
+    for candidate, context in zip(item.candidates, contexts, strict=True):
+        line = SourceLine(item.source, context=item.context, target_context=context)
+        yield as_read(line), candidate
+
+
+def _check_scores(scores: Sequence[float], where: str) -> None:
+    for candidate, own in enumerate(scores):
+        if math.isnan(own) or own == math.inf:
+            raise UserError(f"{where}: candidate {candidate} has a log-probability of {own}")
+    if max(scores) == -math.inf:
+        raise UserError(f"{where}: all candidates have a log-probability of -inf")
+
+
+def _accuracy(judged: Sequence[Judged]) -> Accuracy:
+    return Accuracy(
+        correct=sum(own.is_correct for own in judged),
+        items=len(judged),
+        ties=sum(own.is_tie for own in judged),
+    )
+
+
+# ---------------------------------------------------------------------------- reports
+
+
+def table(result: ContrastResult) -> str:
+    """Lay out accuracies as text."""
+    rows = [("all", result.overall)]
+    rows += [(f"distance {distance}", own) for distance, own in result.by_distance.items()]
+    rows += list(result.by_category.items())
+    width = max(len(label) for label, _ in rows)
+    lines = [f"{'':{width}}  accuracy     95% interval  correct    items     ties"]
+    for label, own in rows:
+        low, high = own.interval
+        interval = f"{100 * low:.2f} to {100 * high:.2f}"
+        lines.append(
+            f"{label:{width}}  {100 * own.share:7.2f}%  {interval:>15}"
+            f"{own.correct:>9,}{own.items:>9,}{own.ties:>9,}"
+        )
+    return "\n".join(lines)
+
+
+def as_json(name: str, result: ContrastResult) -> dict[str, object]:
+    """Give the accuracies of a set as an object for JSON."""
+    return {
+        "set": name,
+        **_accuracy_json(result.overall),
+        "by_distance": {str(key): _accuracy_json(own) for key, own in result.by_distance.items()},
+        "by_category": {key: _accuracy_json(own) for key, own in result.by_category.items()},
+    }
+
+
+def _accuracy_json(accuracy: Accuracy) -> dict[str, object]:
+    return {
+        "accuracy": accuracy.share,
+        "interval": accuracy.interval,
+        "correct": accuracy.correct,
+        "items": accuracy.items,
+        "ties": accuracy.ties,
+    }
+
+
+def item_records(name: str, result: ContrastResult) -> Iterable[dict[str, object]]:
+    """Give each item's scores as an object for a line of JSON."""
+    for number, own in enumerate(result.judged, start=1):
+        yield {
+            "set": name,
+            "item": number,
+            "scores": own.scores,
+            "correct": own.item.correct,
+            "is_correct": own.is_correct,
+            "is_tie": own.is_tie,
+            "category": own.item.category,
+            "distance": own.item.distance,
+        }

@@ -7,6 +7,7 @@ had. Every source sentence of the contrastive test stands equally often with eac
 
 import logging
 import sys
+from functools import partial
 from pathlib import Path
 
 from bertfused import metrics
@@ -20,8 +21,10 @@ from bertfused.prepare import prepare
 from bertfused.text import open_output, read_lines
 from bertfused.translate import Translator
 from docnmt.config import DocumentRecipe
-from docnmt.contrast import Accuracy, contrastive_accuracy
-from docnmt.grammar import SIZES, ContrastiveItem, chance_level, read_contrastive, write_corpus
+from docnmt.contrast import Accuracy, ContrastResult, contrast
+from docnmt.contrastive import ContrastiveItem, read_contrastive
+from docnmt.grammar import SIZES, chance_level, write_corpus
+from docnmt.translate import as_read, score
 
 _logger = logging.getLogger(__name__)
 
@@ -60,7 +63,7 @@ def run_demo(mode: Mode, out: Path, *, quiet: bool = False) -> None:
     results = [(name, *_test(mode, out, name, items)) for name in ("plain", "fused")]
     chance = chance_level(items)
     print(_table(results, chance, len(items)))
-    sys.exit(_verdict(results[0][2], results[1][2], chance))
+    sys.exit(_verdict(results[0][2].overall, results[1][2].overall, chance))
 
 
 def cache(recipe: DocumentRecipe, data: Path, quiet: bool) -> None:
@@ -79,7 +82,7 @@ def cache(recipe: DocumentRecipe, data: Path, quiet: bool) -> None:
 
 def _test(
     mode: Mode, out: Path, name: str, items: list[ContrastiveItem]
-) -> tuple[metrics.Score, dict[str, Accuracy]]:
+) -> tuple[metrics.Score, ContrastResult]:
     translator = Translator.load(out / name)
     documents = translator.members[0].card.documents
     source, reference = out / "text" / "test.en", out / "text" / "test.de"
@@ -89,19 +92,20 @@ def _test(
         for hypothesis in hypotheses:
             writer.write_line(hypothesis)
     references = [line for line in read_lines(reference) if line]
-    return metrics.bleu(hypotheses, references), contrastive_accuracy(translator, items)
+    result = contrast(items, partial(score, translator), as_read=partial(as_read, translator))
+    return metrics.bleu(hypotheses, references), result
 
 
 def _table(
-    results: list[tuple[str, metrics.Score, dict[str, Accuracy]]], chance: float, items: int
+    results: list[tuple[str, metrics.Score, ContrastResult]], chance: float, items: int
 ) -> str:
-    phenomena = [key for key in results[0][2] if key != "all"]
-    columns = ["BLEU", "contrastive", *phenomena]
+    columns = ["BLEU", "contrastive", *results[0][2].by_category]
     lines = ["", " " * 22 + "".join(f"{column:>14}" for column in columns)]
-    for name, score, accuracy in results:
+    for name, bleu, result in results:
         label = "sentence-level" if name == "plain" else "document-level, fused"
-        shares = "".join(f"{accuracy[key].share:>14.1%}" for key in ("all", *phenomena))
-        lines.append(f"{label:22}{score.value:>14.1f}{shares}")
+        accuracies = (result.overall, *result.by_category.values())
+        shares = "".join(f"{accuracy.share:>14.1%}" for accuracy in accuracies)
+        lines.append(f"{label:22}{bleu.value:>14.1f}{shares}")
     lines += [
         f"{'chance':22}{'':>14}{chance:>14.1%}",
         "",
@@ -110,10 +114,10 @@ def _table(
     return "\n".join(lines)
 
 
-def _verdict(plain: dict[str, Accuracy], fused: dict[str, Accuracy], chance: float) -> int:
+def _verdict(plain: Accuracy, fused: Accuracy, chance: float) -> int:
     """Say whether the demonstration showed what it is for; return the exit status."""
-    is_chance = abs(plain["all"].share - chance) < 1e-9
-    is_solved = fused["all"].share >= NEEDED
+    is_chance = abs(plain.share - chance) < 1e-9
+    is_solved = fused.share >= NEEDED
     if not is_chance:
         print(f"unexpected: the sentence-level model is not at chance ({chance:.1%})")
     if not is_solved:

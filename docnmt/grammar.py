@@ -13,10 +13,9 @@ equally often with each of its translations. `split_of` keeps the combinations o
 sentence apart. docs/demo_corpus.md shows examples of all this.
 """
 
-import json
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
 from random import Random
@@ -24,8 +23,9 @@ from statistics import fmean
 from types import MappingProxyType
 from typing import Literal, NamedTuple, TypeVar
 
-from bertfused.text import SentencePair, open_output, read_lines
+from bertfused.text import SentencePair, open_output
 from docnmt import lexicon
+from docnmt.contrastive import ContrastiveItem, write_contrastive
 
 Split = Literal["train", "dev", "test"]
 Evidence = TypeVar("Evidence", bound=Hashable)
@@ -60,17 +60,6 @@ class Link:
     def sentences(self) -> tuple[SentencePair, ...]:
         """The context and the sentence with its right translation."""
         return (*self.context, SentencePair(self.source, self.candidates[self.correct]))
-
-
-@dataclass(frozen=True)
-class ContrastiveItem:
-    """A sentence after some source context, with translations of which one is right."""
-
-    context: tuple[str, ...]
-    source: str
-    candidates: tuple[str, ...]
-    correct: int
-    phenomenon: str
 
 
 # ---------------------------------------------------------------------------- agreement
@@ -388,11 +377,11 @@ def contrastive_items(seed: int, per_phenomenon: int) -> list[ContrastiveItem]:
 def _items(links: Sequence[Link]) -> list[ContrastiveItem]:
     return [
         ContrastiveItem(
-            context=tuple(pair.source for pair in link.context),
             source=link.source,
             candidates=link.candidates,
             correct=link.correct,
-            phenomenon=link.phenomenon,
+            context=tuple(pair.source for pair in link.context),
+            category=link.phenomenon,
         )
         for link in links
     ]
@@ -416,28 +405,16 @@ def write_corpus(folder: Path, seed: int, sizes: Mapping[str, int] = SIZES) -> N
     """
     folder.mkdir(parents=True, exist_ok=True)
     for split in SPLITS:
-        documents = generate(seed, sizes[split], split)
-        for side, language in enumerate(("en", "de")):
-            with open_output(folder / f"{split}.{language}") as output:
-                for number, document in enumerate(documents):
-                    if number:
-                        output.write_line("")
-                    for pair in document.sentences:
-                        output.write_line(pair[side])
-    with open_output(folder / "contrastive.jsonl") as output:
-        for item in contrastive_items(seed, sizes["contrastive"]):
-            output.write_line(json.dumps(asdict(item), ensure_ascii=False))
+        write_documents(folder, split, generate(seed, sizes[split], split))
+    write_contrastive(folder / "contrastive.jsonl", contrastive_items(seed, sizes["contrastive"]))
 
 
-def read_contrastive(path: Path) -> list[ContrastiveItem]:
-    """Read contrastive.jsonl."""
-    return [
-        ContrastiveItem(
-            context=tuple(fields["context"]),
-            source=fields["source"],
-            candidates=tuple(fields["candidates"]),
-            correct=fields["correct"],
-            phenomenon=fields["phenomenon"],
-        )
-        for fields in map(json.loads, read_lines(path))
-    ]
+def write_documents(folder: Path, split: Split, documents: Sequence[Document]) -> None:
+    """Write a split's .en and .de, with a blank line between documents."""
+    for side, language in enumerate(("en", "de")):
+        with open_output(folder / f"{split}.{language}") as output:
+            for number, document in enumerate(documents):
+                if number:
+                    output.write_line("")
+                for pair in document.sentences:
+                    output.write_line(pair[side])

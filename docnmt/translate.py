@@ -1,17 +1,163 @@
-"""Translate documents: every sentence with the previous ones in the pretrained encoder's input."""
+"""Translate and score documents with any RUN: in context where it reads some, else line by line."""
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice, tee
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from bertfused.checkpoint import TrainedModel, load_card, model_folder
 from bertfused.config import SearchConfig
-from bertfused.translate import Long, SourceLine, Translation, Translator
+from bertfused.errors import UserError
+from bertfused.scoring import PairScore, score_pairs
+from bertfused.subwords import load_tokenizer
+from bertfused.translate import (
+    Long,
+    Member,
+    SourceLine,
+    Translation,
+    Translator,
+    choose_device,
+)
+from docnmt.config import ConcatenationConfig
+from docnmt.context import ContextModel
 from docnmt.documents import DocumentLine, InputLine, SeparatorLine, contexts, padded
+from docnmt.models import context_of, load_network
+from docnmt.sequential import ConcatenatedSystem, ContextSystem, DocumentLineTranslator
+
+AnyTranslator = Translator | DocumentLineTranslator
+
+
+def load(
+    run: str | Path,
+    *,
+    ensemble: Sequence[str | Path] = (),
+    device: str = "auto",
+    encoder: str | None = None,
+    encoder_precision: str = "fp32",
+) -> AnyTranslator:
+    """Load a RUN of any kind; options as of ``Translator.load``.
+
+    Raises:
+        UserError: If a context-aware one is to be part of an ensemble.
+    """
+    cards = [load_card(model_folder(Path(path))) for path in (run, *ensemble)]
+    if all(card.context is None for card in cards):
+        return Translator.load(
+            run,
+            ensemble=ensemble,
+            device=device,
+            encoder=encoder,
+            encoder_precision=encoder_precision,
+        )
+    if ensemble:
+        raise UserError("a context-aware model cannot be part of an ensemble")
+    folder, card, network = load_network(Path(run))
+    if encoder is not None and card.fusion is None:
+        raise UserError(f"{run} is on a plain model: it reads no encoder {encoder!r}")
+    base = network.base if isinstance(network, ContextModel) else network
+    tokenizers = [load_tokenizer(folder, language) for language in (card.source, card.target)]
+    member = Member.of(TrainedModel(folder, card, base, *tokenizers), encoder)
+    if encoder_precision == "bf16" and member.encoder is not None:
+        member.encoder.to(torch.bfloat16)
+    place = choose_device(device)
+    if isinstance(network, ContextModel):
+        return DocumentLineTranslator(ContextSystem(network, member, place))
+    config = context_of(card)
+    assert isinstance(config, ConcatenationConfig)
+    return DocumentLineTranslator(ConcatenatedSystem(member, config, place))
+
+
+def reads_context(translator: AnyTranslator) -> bool:
+    """Say whether anything but the current sentence can change a score."""
+    if isinstance(translator, DocumentLineTranslator):
+        return True
+    return _bert_previous(translator) > 0
+
+
+def as_read(translator: AnyTranslator, line: SourceLine) -> SourceLine:
+    """Leave of a line's context what the model reads of it."""
+    source, target = line.context, line.target_context
+    if isinstance(translator, DocumentLineTranslator):
+        system = translator.system
+        beyond = _bert_previous(system.base)
+        source = source[-system.sentences - beyond :]
+        target = target[-system.sentences :] if system.reads_target else ()
+    else:
+        previous = _bert_previous(translator)
+        source, target = (source[-previous:] if previous else ()), ()
+    return SourceLine(line.text, source, target_context=target)
+
+
+def score(
+    translator: AnyTranslator,
+    pairs: Iterable[tuple[SourceLine, str]],
+    *,
+    batch_tokens: int = 4096,
+    label_smoothing: float = 0.0,
+) -> Iterator[PairScore]:
+    """Score targets, each in the context on both sides that its source line holds."""
+    if isinstance(translator, DocumentLineTranslator):
+        return translator.score(pairs, batch_tokens=batch_tokens, label_smoothing=label_smoothing)
+    previous = _bert_previous(translator)
+    return score_pairs(
+        translator,
+        (
+            (replace(line, context=padded(as_read(translator, line).context, previous)), target)
+            for line, target in pairs
+        ),
+        batch_tokens=batch_tokens,
+        label_smoothing=label_smoothing,
+    )
+
+
+def score_documents(
+    translator: AnyTranslator, pairs: Iterable[tuple[SourceLine, str]], **options: Any
+) -> Iterator[PairScore]:
+    """Score the lines of documents in order, each after those before it and their references.
+
+    Options as of ``scoring.score_pairs``.
+    """
+    if isinstance(translator, Translator):
+        return score_pairs(translator, pairs, **options)
+    return translator.score(in_reference_context(pairs, translator.system.sentences), **options)
+
+
+def in_reference_context(
+    pairs: Iterable[tuple[SourceLine, str]], sentences: int
+) -> Iterator[tuple[SourceLine, str]]:
+    """Give each line the previous lines of its document and their translations as context.
+
+    A line without source text is no context.
+
+    >>> lines = [(SourceLine(text, document="1"), text.upper()) for text in "ab"]
+    >>> [line.target_context for line, _ in in_reference_context(lines, 3)]
+    [(), ('A',)]
+    """
+    before: deque[tuple[str, str]] = deque(maxlen=sentences)
+    document: str | None = None
+    for line, target in pairs:
+        if line.document is None or line.document != document:
+            before.clear()
+            document = line.document
+        sources, targets = tuple(own for own, _ in before), tuple(own for _, own in before)
+        yield replace(line, context=sources, target_context=targets), target
+        if line.text.strip():
+            before.append((line.text, target))
+
+
+def _bert_previous(translator: Translator) -> int:
+    """Return how many previous sentences the pretrained encoder reads."""
+    documents = translator.documents
+    is_fused = any(member.encoder is not None for member in translator.members)
+    return int(documents["previous"]) if documents and is_fused else 0
 
 
 class DocumentTranslator:
-    """Translates documents with one model, or with the average of several.
+    """Translates documents with a RUN of any kind, or with the average of several fused ones.
 
     Example::
 
@@ -23,7 +169,7 @@ class DocumentTranslator:
         translator: What translates the sentences, each with its context.
     """
 
-    def __init__(self, translator: Translator) -> None:
+    def __init__(self, translator: AnyTranslator) -> None:
         self.translator = translator
 
     @staticmethod
@@ -35,12 +181,12 @@ class DocumentTranslator:
         encoder: str | None = None,
         encoder_precision: str = "fp32",
     ) -> "DocumentTranslator":
-        """Load a RUN, or several, as ``Translator.load`` does.
+        """Load a RUN, or several, as ``load`` does.
 
         A model trained on sentences is taken too: it sees no context.
         """
         return DocumentTranslator(
-            Translator.load(
+            load(
                 run,
                 ensemble=ensemble,
                 device=device,

@@ -68,18 +68,25 @@ def table(model: type[BaseModel]) -> str:
     return "\n".join(lines)
 
 
-def section(annotation: Any) -> type[BaseModel]:
-    """Return the model of a section, also of one that may be absent."""
-    found = [part for part in (annotation, *get_args(annotation)) if isinstance(part, type)]
-    return next(model for model in found if issubclass(model, BaseModel))
+def sections(annotation: Any) -> list[type[BaseModel]]:
+    """Return the models of a section: several where one of its keys decides between them."""
+    if isinstance(annotation, type):
+        return [annotation] if issubclass(annotation, BaseModel) else []
+    return [model for part in get_args(annotation) for model in sections(part)]
 
 
 def tables() -> str:
     """Return the tables of all sections, and of the tables within them."""
     parts = []
     for name, field in DocumentRecipe.model_fields.items():
-        note = " (docnmt only)" if name == "documents" else ""
-        parts += [f"### [{name}]{note}", table(section(field.annotation))]
+        note = " (docnmt only)" if name in ("documents", "context") else ""
+        parts.append(f"### [{name}]{note}")
+        models = sections(field.annotation)
+        for model in models:
+            if len(models) > 1:
+                kind = model.model_fields["model"].default
+                parts.append(f'`model = "{kind}"`: {model.__doc__}')
+            parts.append(table(model))
         if name == "data":
             parts += ["A corpus:", table(Corpus)]
         if name == "documents":

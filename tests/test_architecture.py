@@ -23,7 +23,7 @@ LAYERS = (
     {"errors"},
     {"text", "config", "schedule"},
     {"vocab"},
-    {"subwords", "store", "metrics", "noise"},
+    {"subwords", "store", "metrics", "noise", "linguistics"},
     {"batch", "data", "attention", "wordpieces"},
     {"pretrained"},
     {"features"},
@@ -42,6 +42,7 @@ OWNERS = {
     "ctranslate2": "bertfused.interop.ctranslate2",
     "sacrebleu": "bertfused.metrics",
     "sentencepiece": "bertfused.subwords",
+    "spacy": "bertfused.linguistics",
     "subword_nmt": "bertfused.subwords",
     "transformers": "bertfused.pretrained",
 }
@@ -50,7 +51,7 @@ OWNERS = {
 # core, and every command line (for a quick --help).
 LIGHT = {f"{CORE}.{name}" for name in ("errors", "text", "vocab", "subwords", "config", "metrics")}
 LIGHT |= {f"{package}.cli" for package in (CORE, *MODES)}
-HEAVY = {"torch", "transformers"}
+HEAVY = {"torch", "transformers", "spacy"}
 
 
 @dataclass(frozen=True)

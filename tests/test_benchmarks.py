@@ -60,6 +60,19 @@ def test_fusion_overhead(tmp_path: Path, shared_data: SharedData) -> None:
     assert (tmp_path / "results.json").exists()
 
 
+def test_context_suites(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    images = tmp_path / "images"
+    printed = run("context_suites.py", "--quick", "--folder", tmp_path, "--plots", images)
+    assert rows(printed)[2:9] == [
+        *("sentence-level", "main", "main, no gates", "main, no layer weighting"),
+        *("main, source context only", "main, target context only", "chance"),
+    ]
+    assert len(list(images.glob("*.png"))) == 2
+    again = run("context_suites.py", "--quick", "--folder", tmp_path, "--systems")
+    assert again.split("\n![")[0].rstrip() == printed.split("\n![")[0].rstrip()
+
+
 def test_speed_vs_fairseq_says_what_it_needs() -> None:
     # All of it needs fairseq, which is installed in an environment of its own.
     assert "--fairseq-python" in run("speed_vs_fairseq.py", "--help")

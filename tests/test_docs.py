@@ -113,7 +113,7 @@ def test_recipes_load(path: Path) -> None:
     schema = schema_of(tomllib.loads(path.read_text(encoding="utf-8")))
     assert (schema is DocumentRecipe) == (path.parts[-3] == "docnmt")
     recipe = load_recipe(path, schema)
-    assert recipe.fusion is not None
+    assert (recipe.fusion is None) == path.stem.startswith("suites")
     assert load_recipe(path, schema, ["fusion=none"]).fusion is None
     assert recipe.data.dev.source.parent.is_relative_to(path.parent)
 
@@ -148,8 +148,9 @@ def test_toml_blocks_fit_the_schema(page: Path) -> None:
 def test_keys_named_in_the_text_exist(page: Path) -> None:
     for code in INLINE.findall(prose(page)):
         for section, key in re.findall(rf"\b({SECTIONS})\.([a-z_]+)\b", code):
-            model = importlib_recipe_keys().section(DocumentRecipe.model_fields[section].annotation)
-            assert key in model.model_fields or key in FILES, code
+            annotation = DocumentRecipe.model_fields[section].annotation
+            models = importlib_recipe_keys().sections(annotation)
+            assert key in FILES or any(key in model.model_fields for model in models), code
 
 
 def importlib_recipe_keys() -> ModuleType:
@@ -179,10 +180,10 @@ def test_table_of_keys_is_that_of_the_schema() -> None:
 
 def test_every_key_has_a_description() -> None:
     for name, field in DocumentRecipe.model_fields.items():
-        model = importlib_recipe_keys().section(field.annotation)
-        for key, own in model.model_fields.items():
-            assert own.description, f"{name}.{key}"
-            assert own.description.endswith("."), f"{name}.{key}"
+        for model in importlib_recipe_keys().sections(field.annotation):
+            for key, own in model.model_fields.items():
+                assert own.description, f"{name}.{key}"
+                assert own.description.endswith("."), f"{name}.{key}"
 
 
 # ---------------------------------------------------------------------------- commands
@@ -273,7 +274,7 @@ def options_of(app: typer.Typer) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("name", ["README", "training", "translating", "docnmt"])
+@pytest.mark.parametrize("name", ["README", "training", "translating", "docnmt", "documents"])
 def test_options_named_in_the_text_exist(name: str) -> None:
     (page,) = (page for page in PAGES if page.stem == name)
     known = {"--help"} | options_of(bertfused_app) | options_of(docnmt_app)
@@ -372,6 +373,14 @@ def test_pages_run(name: str, quick_start: tuple[Path, str], tmp_path: Path) -> 
         for path in (tmp_path / "theirs").glob("dict.*"):
             shutil.copy(path, folder)
     run_page(ROOT / "docs" / f"{name}.md", folder)
+
+
+def test_raw_text_is_split_as_the_page_shows(tmp_path: Path) -> None:
+    found = blocks(ROOT / "docs" / "documents.md")
+    (number,) = (i for i, own in enumerate(found) if "docnmt split-sentences" in own.text)
+    page = tmp_path / "page.md"
+    page.write_text(f"```bash\n{found[number].text}```\n")
+    assert run_page(page, tmp_path) == found[number + 1].text
 
 
 def test_recipe_errors_are_found() -> None:

@@ -347,7 +347,7 @@ def test_slots_of_dead_beams_are_forgotten() -> None:
             alone.step(tokens)
             alone.reorder(torch.tensor([[2 if step else 0] * beams]))
             tokens = torch.randint(4, 13, (1, beams), generator=generator)
-        assert alone._bias.shape[3] < steps + 7 * beams  # of 3 * 30
+        assert alone.slots.bias.shape[3] < steps + 7 * beams  # of 3 * 30
 
 
 @torch.inference_mode()

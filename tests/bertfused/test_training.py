@@ -17,11 +17,11 @@ from bertfused.errors import UserError
 from bertfused.layers import BranchMixer
 from bertfused.pretrained import PretrainedEncoder
 from bertfused.training import (
-    LossModule,
     Place,
     Step,
     Trainer,
     TrainState,
+    TranslationLoss,
     Update,
     autocast,
     choose_precision,
@@ -47,8 +47,16 @@ class Examples:
         ]
         self.lengths = [np.array(stream, dtype=np.int64) for stream in streams]
 
+    def __len__(self) -> int:
+        return len(self.examples)
+
     def __getitem__(self, i: int) -> Example:
         return self.examples[i]
+
+    def batches(
+        self, batch_tokens: int, generator: np.random.Generator | None = None
+    ) -> list[np.ndarray]:
+        return token_batches(self.lengths, batch_tokens, generator=generator)
 
 
 DATA = Examples(tiny_examples(LENGTHS))
@@ -76,7 +84,7 @@ def trainer_of(
     **options: Any,
 ) -> Trainer:
     model = tiny_model(fusion, dropout=dropout)
-    module = LossModule(model, encoder, label_smoothing=smoothing, mask_special=False)
+    module = TranslationLoss(model, encoder, label_smoothing=smoothing, mask_special=False)
     config = TrainConfig.model_validate({"max_steps": 100, "batch_tokens": 30, **options})
     return Trainer(
         module,
@@ -116,9 +124,11 @@ def weights(trainer: Trainer) -> dict[str, Tensor]:
 # The order of the data
 
 
-def long_lengths() -> list[np.ndarray]:
+def long_data() -> Examples:
     rng = np.random.default_rng(1)
-    return [rng.integers(2, 30, 200), rng.integers(2, 30, 200)]
+    return Examples(
+        [Example([5] * source, [5] * target) for source, target in rng.integers(2, 30, (200, 2))]
+    )
 
 
 def first_steps(
@@ -127,7 +137,7 @@ def first_steps(
     return list(
         islice(
             steps(
-                long_lengths(),
+                long_data(),
                 batch_tokens=200,
                 accumulate=accumulate,
                 seed=seed,
@@ -177,13 +187,13 @@ def test_each_epoch_and_each_seed_has_an_order_of_its_own() -> None:
 
 
 def test_a_step_knows_its_target_tokens() -> None:
-    target = long_lengths()[0]
+    target = long_data().lengths[0]
     for step in first_steps(10):
         assert step.target_tokens == sum(int(target[batch].sum()) for batch in step.examples)
 
 
 def test_batches_of_an_epoch_keep_to_the_budget() -> None:
-    lengths = long_lengths()
+    lengths = long_data().lengths
     for step in first_steps(10):
         assert 1 <= len(step.examples) <= 2
         for batch in step.examples:
@@ -367,7 +377,7 @@ def fused_trainer(
     encoder: PretrainedEncoder, mask_special: bool = False, **options: Any
 ) -> Trainer:
     model = tiny_model({}, bert_dim=encoder.bert_dim, **options)
-    module = LossModule(model, encoder, label_smoothing=0.1, mask_special=mask_special)
+    module = TranslationLoss(model, encoder, label_smoothing=0.1, mask_special=mask_special)
     config = TrainConfig(max_steps=5)
     optim = OptimConfig.model_validate(OPTIM)
     return Trainer(module, optim, config, device=CPU, precision="fp32")

@@ -5,7 +5,6 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import asdict
 from difflib import SequenceMatcher
 from functools import cache
 from pathlib import Path
@@ -15,8 +14,8 @@ import pytest
 
 from bertfused.text import SentencePair, read_pairs
 from docnmt import grammar, lexicon
+from docnmt.contrastive import ContrastiveItem, read_contrastive
 from docnmt.grammar import (
-    ContrastiveItem,
     Document,
     EnglishNoun,
     GermanAddress,
@@ -25,7 +24,6 @@ from docnmt.grammar import (
     chance_level,
     contrastive_items,
     generate,
-    read_contrastive,
     write_corpus,
 )
 
@@ -451,9 +449,9 @@ def test_held_out_combinations_are_not_in_training(train_seed: int, seed: int) -
     dev, test = (combinations(documents(seed, split)) for split in ("dev", "test"))
     contrastive = {
         (
-            item.phenomenon,
+            item.category,
             read_sentence(item.source)[1],  # type: ignore[index]
-            read_evidence(item.phenomenon, item.context[-1]),
+            read_evidence(item.category, item.context[-1]),
         )
         for item in items(seed)
     }
@@ -515,7 +513,7 @@ def test_a_scorer_without_context_is_at_chance_exactly(seed: int) -> None:
 
     expected = {"pronoun": 1 / 3, "address": 1 / 3, "repetition": 1 / 2}
     for phenomenon, chance in expected.items():
-        chosen = [item for item in items(seed) if item.phenomenon == phenomenon]
+        chosen = [item for item in items(seed) if item.category == phenomenon]
         right = 0
         for item in chosen:
             scores = [score(item.source, candidate) for candidate in item.candidates]
@@ -527,7 +525,7 @@ def test_a_scorer_without_context_is_at_chance_exactly(seed: int) -> None:
 
 def test_contrastive_items_are_distinct_and_never_more_than_asked_for() -> None:
     assert len(set(items(1))) == len(items(1)) == 540
-    counts = Counter(item.phenomenon for item in contrastive_items(1, 10))
+    counts = Counter(item.category for item in contrastive_items(1, 10))
     assert counts == {"pronoun": 9, "address": 9, "repetition": 10}
     assert contrastive_items(1, 0) == []
     many = contrastive_items(1, 600)
@@ -553,7 +551,7 @@ def test_candidates_differ_in_the_dependent_words_only() -> None:
         for other in others:
             for change, a, b, c, d in SequenceMatcher(None, first, other).get_opcodes():
                 if change != "equal":
-                    assert set(first[a:b] + other[c:d]) <= dependent[item.phenomenon], item
+                    assert set(first[a:b] + other[c:d]) <= dependent[item.category], item
 
 
 def test_a_contrastive_item_by_hand() -> None:
@@ -586,9 +584,13 @@ def test_files(tmp_path: Path) -> None:
         assert list(read_pairs(folder / f"{split}.en", folder / f"{split}.de")) == expected
     assert read_contrastive(folder / "contrastive.jsonl") == contrastive_items(5, 12)
     first = (folder / "contrastive.jsonl").read_text("utf-8").split("\n")[0]
+    item = contrastive_items(5, 12)[0]
     assert json.loads(first) == {
-        name: list(value) if isinstance(value, tuple) else value
-        for name, value in asdict(contrastive_items(5, 12)[0]).items()
+        "context": list(item.context),
+        "source": item.source,
+        "candidates": list(item.candidates),
+        "correct": item.correct,
+        "category": "pronoun",
     }
 
 

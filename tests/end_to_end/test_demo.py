@@ -12,7 +12,8 @@ from bertfused.text import read_lines
 from docnmt import demo
 from docnmt.config import DocumentRecipe
 from docnmt.contrast import Accuracy
-from docnmt.grammar import SIZES, chance_level, read_contrastive
+from docnmt.contrastive import read_contrastive
+from docnmt.grammar import SIZES, chance_level
 from tests.end_to_end.children import finish, start
 from tests.end_to_end.corpus import command, succeed, uncoloured, write_bert
 
@@ -88,8 +89,7 @@ def test_all_of_it_in_miniature(recipe: Path, tmp_path: Path) -> None:
     ],
 )
 def test_verdict(plain: tuple[int, int, int], fused: tuple[int, int, int], status: int) -> None:
-    results = ({"all": Accuracy(*plain)}, {"all": Accuracy(*fused)})
-    assert demo._verdict(*results, chance=0.5) == status
+    assert demo._verdict(Accuracy(*plain), Accuracy(*fused), chance=0.5) == status
 
 
 @pytest.mark.slow

@@ -1,0 +1,261 @@
+"""Batches of sentences in their documents: each is encoded once, also as context of others."""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from bertfused.batch import Batch, BertIds, Example, collate, pad_ids, token_batches
+from bertfused.fit import Examples
+from bertfused.pretrained import PretrainedEncoder
+from bertfused.vocab import Vocabulary
+from docnmt.cadec import REFERENCE_SHARE, draft_of, training_draft
+from docnmt.context import ContextModel, Encoded, Places, encode, target_states
+
+# Padded tokens of a group: sentences of one batch differ in length, those of a group hardly.
+GROUP_TOKENS = 2048
+
+
+@dataclass(frozen=True)
+class Task:
+    """Sentences of one group to be predicted: in their contexts, or without any by the base.
+
+    Attributes:
+        rows: Which sentences of the group.
+        numbers: Which ones these are for who asked, row by row.
+    """
+
+    group: int
+    rows: Int[Tensor, "rows"]
+    numbers: tuple[int, ...]
+    source: Places | None
+    target: Places | None
+
+
+@dataclass(frozen=True)
+class ContextBatch:
+    """Sentences in groups of like length, and which of them are to be predicted in which context.
+
+    The sentences are numbered through the groups; the places of contexts refer to the tokens of
+    all of them in that order.
+    """
+
+    groups: tuple[Batch, ...]
+    tasks: tuple[Task, ...]
+
+    def to(self, device: torch.device) -> "ContextBatch":
+        def moved(task: Task) -> Task:
+            return replace(
+                task,
+                rows=task.rows.to(device),
+                source=None if task.source is None else task.source.to(device),
+                target=None if task.target is None else task.target.to(device),
+            )
+
+        groups = tuple(group.to(device) for group in self.groups)
+        return ContextBatch(groups, tuple(map(moved, self.tasks)))
+
+    @property
+    def tokens(self) -> int:
+        """Real tokens on source and target."""
+        return sum(group.tokens for group in self.groups)
+
+    @property
+    def positions(self) -> int:
+        """Positions on source and target, padding included."""
+        return sum(group.positions for group in self.groups)
+
+
+def collate_in_context(
+    examples: Sequence[Example],
+    previous: Sequence[Sequence[int]],
+    wanted: Sequence[int],
+    bert_ids: BertIds | None,
+) -> ContextBatch:
+    """Make one batch.
+
+    Args:
+        examples: All sentences that are needed, with their targets.
+        previous: For each wanted sentence the places of its previous ones among ``examples``,
+            oldest first.
+        wanted: The places of those to be predicted.
+    """
+    lengths = [
+        np.array([len(target_of(example)) for example in examples], dtype=np.int64),
+        np.array([len(example.source) for example in examples], dtype=np.int64),
+    ]
+    order = token_batches(lengths, GROUP_TOKENS)
+    place_of = {int(i): place for place, i in enumerate(np.concatenate(order))}
+    flat = [own[np.concatenate(order)] for own in lengths]
+    contexts = {
+        i: (number, [place_of[j] for j in own])
+        for number, (i, own) in enumerate(zip(wanted, previous, strict=True))
+    }
+    groups, tasks = [], []
+    for group, members in enumerate(order):
+        groups.append(collate([examples[i] for i in members], bert_ids))
+        found = [(row, *contexts[int(i)]) for row, i in enumerate(members) if int(i) in contexts]
+        for has_context in (True, False):
+            own = [entry for entry in found if bool(entry[2]) == has_context]
+            if not own:
+                continue
+            rows, numbers, before = zip(*own, strict=True)
+            source, target = (
+                (Places.of(before, flat[1]), Places.of(before, flat[0]))
+                if has_context
+                else (None, None)
+            )
+            tasks.append(Task(group, torch.tensor(rows), numbers, source, target))
+    return ContextBatch(tuple(groups), tuple(tasks))
+
+
+def target_of(example: Example) -> Sequence[int]:
+    """Return the target of an example that has one."""
+    assert example.target is not None
+    return example.target if isinstance(example.target, list) else [*map(int, example.target)]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The states from which the targets of a task are predicted.
+
+    Attributes:
+        output: Projection to the vocabulary; the base's where there was no context.
+    """
+
+    task: Task
+    hidden: Float[Tensor, "rows target model_dim"]
+    target: Int[Tensor, "rows target"]
+    mask: Bool[Tensor, "rows target"]
+    output: nn.Linear
+
+
+def predict(
+    model: ContextModel,
+    encoder: PretrainedEncoder | None,
+    batch: ContextBatch,
+    *,
+    mask_special: bool = False,
+    drafts: Sequence[Sequence[int]] | None = None,
+) -> Iterator[Prediction]:
+    """Run a context model over a batch with targets.
+
+    Args:
+        drafts: The base's translation of each wanted sentence, for a model that corrects drafts;
+            without them the drafts of training are drawn.
+    """
+    encoded = []
+    for group in batch.groups:
+        if encoder is not None:
+            group = encoder.attach(group, None, mask_special=mask_special)
+        encoded.append(encode(model.base, group))
+    from_references = model.wants_draft and model.noise.uniform() < REFERENCE_SHARE
+    sources = torch.cat([model.source_states(own)[own.batch.source_mask] for own in encoded])
+    targets = torch.cat([_target_states(model, own) for own in encoded])
+    for task in batch.tasks:
+        own = encoded[task.group]
+        assert own.batch.target is not None and own.batch.target_mask is not None
+        target, mask = own.batch.target[task.rows], own.batch.target_mask[task.rows]
+        current = own.select(task.rows)
+        if task.source is None or task.target is None:
+            assert current.hidden is not None
+            yield Prediction(task, current.hidden, target, mask, model.base.output)
+            continue
+        if model.wants_draft and drafts is None:
+            draft = training_draft(
+                model.base, current, target, model.noise, from_references=from_references
+            )
+            current = replace(current, draft=draft)
+        elif drafts is not None:
+            ids, _ = pad_ids([drafts[i] for i in task.numbers], Vocabulary.pad)
+            draft = draft_of(model.base, current, ids.to(target.device))
+            current = replace(current, draft=draft)
+        hidden = model.hidden(current, task.source.gather(sources), task.target.gather(targets))
+        yield Prediction(task, hidden, target, mask, model.output)
+
+
+def _target_states(model: ContextModel, encoded: Encoded) -> Float[Tensor, "tokens width"]:
+    batch = encoded.batch
+    assert batch.target is not None and batch.target_mask is not None
+    assert encoded.hidden is not None
+    if not model.reads_target:
+        return encoded.hidden[batch.target_mask][:, :0]
+    states = target_states(model.base.decoder.embed, batch.target, encoded.hidden)
+    return states[batch.target_mask]
+
+
+class DocumentExamples:
+    """A split as the training of a context-aware model reads it: in order, document by document.
+
+    Args:
+        docids: The document of each example; those without one have no context.
+        sentences: Previous sentences that are read. A blank one is no context.
+        only_in_context: Leave out of training what has no context.
+    """
+
+    def __init__(
+        self,
+        examples: Examples,
+        docids: Sequence[str],
+        sentences: int,
+        *,
+        only_in_context: bool = False,
+    ) -> None:
+        self._examples = examples
+        self.lengths = examples.lengths
+        self._only_in_context = only_in_context
+        starts = [i for i, own in enumerate(docids) if not i or not own or own != docids[i - 1]]
+        self._documents = [
+            np.arange(start, end, dtype=np.int64)
+            for start, end in zip(starts, [*starts[1:], len(docids)], strict=True)
+        ]
+        self._previous: list[tuple[int, ...]] = []
+        is_blank = (self.lengths[0] <= 1) | (self.lengths[1] <= 1)
+        for document in self._documents:
+            before: deque[int] = deque(maxlen=sentences)
+            for i in document.tolist():
+                self._previous.append(tuple(before))
+                if not is_blank[i]:
+                    before.append(i)
+
+    def __len__(self) -> int:
+        return len(self._examples)
+
+    def __getitem__(self, i: int) -> Example:
+        return self._examples[i]
+
+    def previous(self, i: int) -> tuple[int, ...]:
+        """Return the numbers of the previous sentences of a sentence, oldest first."""
+        return self._previous[i]
+
+    def batches(
+        self, batch_tokens: int, generator: np.random.Generator | None = None
+    ) -> list[NDArray[np.int64]]:
+        """Fill batches with documents, in random order with a generator.
+
+        A batch has ``batch_tokens`` real tokens on its longer side, or one sentence. Sentences
+        without context are left out where that was asked for, but not without a generator.
+        """
+        documents = self._documents
+        if generator is not None:
+            documents = [documents[i] for i in generator.permutation(len(documents))]
+        order = np.concatenate(documents)
+        if generator is not None and self._only_in_context:
+            order = np.array([i for i in order.tolist() if self._previous[i]], dtype=np.int64)
+        batches, start, sums = [], 0, np.zeros(2, dtype=np.int64)
+        sizes = np.stack([self.lengths[0][order], self.lengths[1][order]], axis=1)
+        for place, size in enumerate(sizes.astype(np.int64)):
+            sums = sums + size
+            if place > start and sums.max() > batch_tokens:
+                batches.append(order[start:place])
+                start, sums = place, size
+        if len(order):
+            batches.append(order[start:])
+        if generator is not None:
+            generator.shuffle(batches)
+        return batches

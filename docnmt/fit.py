@@ -1,0 +1,261 @@
+"""Set up the training of a context-aware model from a sentence-level RUN."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from bertfused.batch import Example, token_batches
+from bertfused.checkpoint import (
+    ModelCard,
+    WarmStart,
+    hash_text_files,
+    load_card,
+    load_model,
+    model_folder,
+    model_tensors,
+)
+from bertfused.config import Recipe
+from bertfused.data import DataFolder
+from bertfused.errors import UserError
+from bertfused.fit import (
+    Setup,
+    build_trainer,
+    check_dictionaries,
+    check_subwords,
+    examples,
+)
+from bertfused.fit import set_up as set_up_sentences
+from bertfused.loss import Loss, cross_entropy
+from bertfused.pretrained import PretrainedEncoder
+from bertfused.training import LossModule, Trainer, TranslationLoss, choose_precision
+from bertfused.translate import Member
+from docnmt.batches import ContextBatch, DocumentExamples, collate_in_context, predict
+from docnmt.config import ConcatenationConfig, DocumentRecipe
+from docnmt.context import ContextModel
+from docnmt.models import build_context_model
+from docnmt.sequential import (
+    ConcatenatedSystem,
+    ContextSystem,
+    DocumentLineTranslator,
+    join_example,
+)
+
+
+class ContextLoss(LossModule):
+    """The loss of context layers on sentences in their documents."""
+
+    model: ContextModel
+
+    def __init__(
+        self,
+        model: ContextModel,
+        encoder: PretrainedEncoder | None,
+        *,
+        label_smoothing: float,
+        mask_special: bool,
+    ) -> None:
+        super().__init__(model, encoder)
+        self.label_smoothing = label_smoothing
+        self.mask_special = mask_special
+
+    def loss(self, batch: ContextBatch) -> Loss:
+        total, nll, tokens = torch.zeros(()), torch.zeros(()), 0
+        by_output: dict[torch.nn.Linear, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+        for own in predict(self.model, self.encoder, batch, mask_special=self.mask_special):
+            by_output.setdefault(own.output, []).append(
+                (own.hidden[own.mask], own.target[own.mask])
+            )
+        for output, parts in by_output.items():
+            hidden, target = (torch.cat(column) for column in zip(*parts, strict=True))
+            loss = cross_entropy(hidden, output.weight, target, self.label_smoothing)
+            total, nll = total.to(loss.total) + loss.total, nll.to(loss.nll) + loss.nll
+            tokens += loss.tokens
+        return Loss(total, nll, tokens)
+
+    def collate(self, dataset: DocumentExamples, numbers: NDArray[np.int64]) -> ContextBatch:
+        wanted = numbers.tolist()
+        needed = sorted({*wanted, *(j for i in wanted for j in dataset.previous(i))})
+        place = {i: number for number, i in enumerate(needed)}
+        return collate_in_context(
+            [dataset[i] for i in needed],
+            [[place[j] for j in dataset.previous(i)] for i in wanted],
+            [place[i] for i in wanted],
+            None if self.encoder is None else self.encoder.bert_ids,
+        )
+
+    def begin_step(self, *key: int, drop_net: float) -> None:
+        self.model.noise.reseed(*key)
+
+
+class ConcatenatedExamples:
+    """A split in which each sentence stands behind its previous ones."""
+
+    def __init__(self, documents: DocumentExamples, config: ConcatenationConfig) -> None:
+        self._documents = documents
+        self._with_target = config.target
+        lengths = [own.astype(np.int64) for own in documents.lengths[:2]]
+        self.lengths: Sequence[NDArray[np.integer[Any]]] = [own.copy() for own in lengths]
+        for i in range(len(documents)):
+            for j in documents.previous(i):  # its EOS becomes the break
+                self.lengths[0][i] += lengths[0][j] if config.target else 0
+                self.lengths[1][i] += lengths[1][j]
+
+    def __len__(self) -> int:
+        return len(self._documents)
+
+    def __getitem__(self, i: int) -> Example:
+        previous = [self._documents[j] for j in self._documents.previous(i)]
+        return join_example(self._documents[i], previous, with_target=self._with_target)
+
+    def batches(
+        self, batch_tokens: int, generator: np.random.Generator | None = None
+    ) -> list[NDArray[np.int64]]:
+        return token_batches(self.lengths, batch_tokens, generator=generator)
+
+
+def set_up(recipe: Recipe, data: DataFolder, init: Path | None, device: torch.device) -> Setup:
+    """Set up what a recipe of ``docnmt`` trains.
+
+    Raises:
+        UserError: If recipe, data and the RUN to start from do not fit together.
+    """
+    assert isinstance(recipe, DocumentRecipe)
+    config = recipe.context
+    if config is None:
+        return set_up_sentences(recipe, data, init, device)
+    if isinstance(config, ConcatenationConfig):
+        return _set_up_concatenation(recipe, config, data, init, device)
+    if init is None:
+        raise UserError(
+            f"context.model = {config.model!r} is trained on top of a sentence-level RUN; "
+            "name it with --init"
+        )
+    check_subwords(recipe, data)
+    check_dictionaries(init, data)
+    trained = load_model(init)
+    card = trained.card
+    _check_base(recipe, card)
+    torch.manual_seed(recipe.train.seed)
+    encoder = trained.load_encoder()
+    model = build_context_model(trained.model, card, config)
+    card = card.model_copy(
+        update={
+            "context": config.model_dump(mode="json"),
+            "documents": _documents(data, _bert_previous(data, card)),
+            "search": recipe.search,
+            "text_files": hash_text_files(data.path),
+        }
+    )
+    module = ContextLoss(
+        model,
+        encoder,
+        label_smoothing=recipe.optim.label_smoothing,
+        mask_special=card.fusion is not None and card.fusion.mask_special,
+    ).to(device)
+    trainer = Trainer(
+        module,
+        recipe.optim,
+        recipe.train,
+        device=device,
+        precision=choose_precision(recipe.train.precision, device),
+    )
+    names = list(model_tensors(model))
+    start = WarmStart(
+        tuple(name for name in names if name.startswith("base.")),
+        tuple(name for name in names if not name.startswith("base.")),
+        (),
+    )
+    training, dev = (
+        _in_documents(data, name, encoder, config.sentences, only_in_context=name == "train")
+        for name in ("train", "dev")
+    )
+    if not any(training.previous(i) for i in range(len(training))):
+        raise UserError(f"no sentence of {data.path} has a previous one in its document")
+    member = Member(card, model.base, *data.tokenizers(), encoder)
+    translator = DocumentLineTranslator(ContextSystem(model, member, device))
+    resolved = recipe.model_copy(update={"model": card.model, "fusion": card.fusion})
+    return Setup(resolved, trainer, card, start, training, dev, translator)
+
+
+def _set_up_concatenation(
+    recipe: DocumentRecipe,
+    config: ConcatenationConfig,
+    data: DataFolder,
+    init: Path | None,
+    device: torch.device,
+) -> Setup:
+    if recipe.fusion is not None:
+        raise UserError("context.model = 'concatenation' is a plain model; leave [fusion] out")
+    if init is not None:
+        base = load_card(model_folder(init))
+        _check_base(recipe, base)
+        recipe = recipe.model_copy(update={"model": base.model})
+    trainer, card, start = build_trainer(recipe, data, init, device)
+    module = trainer.module
+    assert isinstance(module, TranslationLoss)
+    card = card.model_copy(
+        update={
+            "context": config.model_dump(mode="json"),
+            "documents": _documents(data, 0),
+        }
+    )
+    training, dev = (
+        ConcatenatedExamples(_in_documents(data, name, None, config.sentences), config)
+        for name in ("train", "dev")
+    )
+    member = Member(card, module.model, *data.tokenizers(), None)
+    translator = DocumentLineTranslator(ConcatenatedSystem(member, config, device))
+    return Setup(recipe, trainer, card, start, training, dev, translator)
+
+
+def _check_base(recipe: DocumentRecipe, base: ModelCard) -> None:
+    """Refuse a recipe that describes another base than the RUN to start from."""
+    for key, own in (("model", base.model), ("fusion", base.fusion)):
+        if key in recipe.model_fields_set and getattr(recipe, key) != own:
+            raise UserError(
+                f"[{key}] of the recipe is not that of the RUN to start from, which is taken over; "
+                "leave it out"
+            )
+
+
+def _documents(data: DataFolder, bert_previous: int) -> dict[str, Any]:
+    """Return how text to translate is read: as the data were, with the base's own BERT input."""
+    documents = None if data.report is None else data.report.documents
+    if documents is None:
+        raise UserError(f"{data.path} was prepared sentence by sentence; prepare it with docnmt")
+    return {**documents, "previous": bert_previous}
+
+
+def _bert_previous(data: DataFolder, base: ModelCard) -> int:
+    """Return how many sentences the base's pretrained encoder reads before the current one."""
+    if base.fusion is None:
+        return 0
+    wanted = 0 if base.documents is None else int(base.documents["previous"])
+    documents = None if data.report is None else data.report.documents
+    made = 0 if documents is None else documents["previous"]
+    if wanted != made:
+        raise UserError(
+            f"{data.path} was prepared with documents.previous = {made}, but the RUN to start "
+            f"from was trained with {wanted}"
+        )
+    return wanted
+
+
+def _in_documents(
+    data: DataFolder,
+    name: str,
+    encoder: PretrainedEncoder | None,
+    sentences: int,
+    *,
+    only_in_context: bool = False,
+) -> DocumentExamples:
+    docids = data.split(name).docids
+    if docids is None:
+        raise UserError(f"the {name} set of {data.path} has no documents; prepare it with docnmt")
+    return DocumentExamples(
+        examples(data, name, encoder), docids, sentences, only_in_context=only_in_context
+    )
