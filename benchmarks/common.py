@@ -1,5 +1,6 @@
 """What the benchmark scripts share: where data is, how results are written, equal time."""
 
+import fcntl
 import gzip
 import itertools
 import json
@@ -10,8 +11,9 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ import torch
 from bertfused.config import Recipe, load_recipe
 from bertfused.console import keep_freed_memory
 from bertfused.data import DataFolder
-from bertfused.fit import build_trainer, examples
+from bertfused.fit import SetUp, set_up
 from bertfused.text import read_lines
 from bertfused.training import Place, steps
 
@@ -233,19 +235,42 @@ def _children_seconds() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def measure_step(recipe: Path, schema: type[Recipe], data: Path) -> float:
-    """Time updates of a freshly built model in this process's CPU seconds; the median of 30."""
+def measure_step(
+    recipe: Path,
+    schema: type[Recipe],
+    data: Path,
+    *,
+    set_up: SetUp = set_up,
+    init: Path | None = None,
+) -> float:
+    """Time updates in this process's CPU seconds; the mean of 30 after 10 that are not counted.
+
+    Not the median: a model may do other work in some updates, as CADec does that samples drafts.
+
+    Args:
+        set_up: Builds what is trained, from a RUN ``init`` if there is one.
+    """
     torch.set_num_threads(1)
     keep_freed_memory()  # as every command does
     loaded = load_recipe(recipe, schema)
-    folder = DataFolder.open(data)
-    trainer, _, _ = build_trainer(loaded, folder)
-    training = examples(folder, "train", trainer.module.encoder)
+    setup = set_up(loaded, DataFolder.open(data), init, torch.device("cpu"))
     tokens = loaded.train.batch_tokens
-    updates = steps(training, batch_tokens=tokens, accumulate=1, seed=1, start=Place())
+    updates = steps(setup.train, batch_tokens=tokens, accumulate=1, seed=1, start=Place())
     seconds = []
     for number, step in enumerate(itertools.islice(updates, 40), start=1):
         begin = time.process_time()
-        trainer.update(training, step, number)
+        setup.trainer.update(setup.train, step, number)
         seconds.append(time.process_time() - begin)
-    return statistics.median(seconds[10:])
+    return statistics.mean(seconds[10:])
+
+
+@contextmanager
+def one_at_a_time(folder: Path) -> Iterator[None]:
+    """Let one process after the other do something in a folder; make it if it is not there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

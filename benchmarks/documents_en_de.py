@@ -17,6 +17,7 @@ Scores: sacreBLEU s-BLEU and d-BLEU, cased, 13a, beam 5; p of a paired bootstrap
 import argparse
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ LAYER = 3
 # learning rate 3e-3 over 200 (it attends to nothing), at 1e-3 93; pre-norm at 3e-3 35, at 2e-3 31.
 MODEL = {"norm": "pre", "dropout": 0.2}
 LEARNING_RATE = 2e-3
+SPLITS = ("train", "dev", "test")
 SYSTEMS = ("control", "sentence", "document", "own")
 
 
@@ -97,6 +99,58 @@ def campaign_split(document: str) -> str:
     return "test" if campaign in ("did", "ei") else "train"
 
 
+def write_splits(
+    folder: Path, rows: Callable[[str], list[tuple[str, str, str]]], lines: int | None
+) -> dict[str, int]:
+    """Write train.tsv, dev.tsv and test.tsv of document, source, target; return their lengths.
+
+    Args:
+        rows: Gives those of a split.
+        lines: Write so many of each at most.
+    """
+    counts = {}
+    for split in SPLITS:
+        own = rows(split)[:lines]
+        counts[split] = len(own)
+        with open_output(folder / f"{split}.tsv") as writer:
+            for row in own:
+                writer.write_line("\t".join(row))
+    return counts
+
+
+def recipe_sections(target: str, steps: int, vocabulary: int, previous: int) -> dict[str, Any]:
+    """Return the sections of a recipe for what ``write_splits`` wrote, from English."""
+    corpora = {split: {"source": f"{split}.tsv", "target": f"{split}.tsv"} for split in SPLITS}
+    return {
+        "data": {
+            "source": "en",
+            "target": target,
+            "train": [corpora["train"]],
+            "dev": corpora["dev"],
+        },
+        "documents": {
+            "previous": previous,
+            "format": "tsv",
+            "columns": {"document": 0, "source": 1, "target": 2},
+        },
+        "subwords": {"size": vocabulary},
+        "model": {**SMALL_MODEL, **MODEL},
+        "optim": {
+            "lr": LEARNING_RATE,
+            "warmup_steps": min(400, max(steps // 8, 1)),
+            "schedule": "linear",
+            "ema": 0.998,
+        },
+        "train": {
+            "batch_tokens": 1024,
+            "max_steps": steps,
+            "validate_every": math.ceil(steps / 8),
+            "validate_bleu": False,
+            "keep_last": 1,
+        },
+    }
+
+
 @dataclass(frozen=True)
 class Budget:
     """CPU seconds of the NMT and of each system after it, vocabulary, and lines a split."""
@@ -114,47 +168,12 @@ class Experiment:
         self.folder, self.corpus = folder / corpus.name, corpus
         self.budget = budget
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.counts = {}
-        for split in ("train", "dev", "test"):
-            rows = corpus.rows(split)[: budget.lines]
-            self.counts[split] = len(rows)
-            with open_output(self.folder / f"{split}.tsv") as writer:
-                for row in rows:
-                    writer.write_line("\t".join(row))
+        self.counts = write_splits(self.folder, corpus.rows, budget.lines)
 
     def recipe(self, system: str, steps: int) -> Path:
         """Write the recipe of a system; "base" is the sentence-level NMT before."""
-        corpora = {
-            split: {"source": f"{split}.tsv", "target": f"{split}.tsv"} for split in self.counts
-        }
-        sections: dict[str, Any] = {
-            "data": {
-                "source": "en",
-                "target": "de",
-                "train": [corpora["train"]],
-                "dev": corpora["dev"],
-            },
-            "documents": {
-                "previous": 0 if system in ("base", "control", "sentence") else 1,
-                "format": "tsv",
-                "columns": {"document": 0, "source": 1, "target": 2},
-            },
-            "subwords": {"size": self.budget.vocabulary},
-            "model": {**SMALL_MODEL, **MODEL},
-            "optim": {
-                "lr": LEARNING_RATE,
-                "warmup_steps": min(400, max(steps // 8, 1)),
-                "schedule": "linear",
-                "ema": 0.998,
-            },
-            "train": {
-                "batch_tokens": 1024,
-                "max_steps": steps,
-                "validate_every": math.ceil(steps / 8),
-                "validate_bleu": False,
-                "keep_last": 1,
-            },
-        }
+        previous = 0 if system in ("base", "control", "sentence") else 1
+        sections = recipe_sections("de", steps, self.budget.vocabulary, previous)
         if system != "base":
             sections["subwords"]["reuse"] = str(self.folder / "base-data")
         if system in ("sentence", "document"):

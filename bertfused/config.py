@@ -9,7 +9,7 @@ import re
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -355,38 +355,78 @@ def _explain(error: ValidationError, schema: type[BaseModel], where: str) -> str
     errors = error.errors()
     # A key with a typing error is both unknown and missing: the first says more.
     first = next((own for own in errors if own["type"] == "extra_forbidden"), errors[0])
-    *parents, name = first["loc"] or ("",)
-    path = ".".join(map(str, first["loc"]))
+    place = _without_tags(schema, first["loc"]) or [""]
+    *parents, name = place
+    path = ".".join(map(str, place))
     if first["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(str(name), _keys_at(schema, parents), 1, 0.5)
+        near = difflib.get_close_matches(str(name), _keys_at(schema, first["loc"][:-1]), 1, 0.5)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         return f"{where}: unknown key {path}{hint}"
     if first["type"] == "missing":
         return f"{where}: {path} is missing"
+    if first["type"] in ("union_tag_invalid", "union_tag_not_found"):
+        return f"{where}: {path}.{_explain_tag(schema, first['loc'], first['input'])}"
     messages = [first["msg"].removeprefix("Value error, ")]
     if first["type"] == "value_error":  # of a relation between keys, which names their values
         return f"{where}: {path + ': ' if path else ''}{messages[0]}"
-    if isinstance(name, str) and name not in _keys_at(schema, parents):  # one of several types
-        path = ".".join(map(str, parents))
-        messages = [own["msg"] for own in errors if list(own["loc"][:-1]) == parents]
+    if isinstance(name, str) and name not in _keys_at(schema, first["loc"][:-1]):
+        path = ".".join(map(str, parents))  # one of several types
+        messages = [own["msg"] for own in errors if own["loc"][:-1] == first["loc"][:-1]]
     value = repr(first["input"])
     value = value if len(value) < 80 else value[:77] + "..."
     message = " or ".join(message[0].lower() + message[1:] for message in messages)
     return f"{where}: {path} = {value}: {message}"
 
 
-def _keys_at(schema: type[BaseModel], path: Sequence[int | str]) -> list[str]:
-    """Return the valid keys of the section at ``path``."""
-    for part in path:
-        if isinstance(part, int):
-            continue
-        if part not in schema.model_fields:
-            return []
-        found = _models_in(schema.model_fields[part].annotation)
-        if not found:
-            return []
-        schema = found[0]
-    return list(schema.model_fields)
+def _explain_tag(schema: type[BaseModel], place: Sequence[int | str], value: Any) -> str:
+    """Say what is wrong with the key that tells which of several sections this is."""
+    sections = _models_at(schema, place)
+    key = next(name for name in sections[0].model_fields if _tag(sections[0], name) is not None)
+    *others, last = (repr(_tag(section, key)) for section in sections)
+    allowed = f"{', '.join(others)} or {last}"
+    if key not in value:
+        return f"{key} is missing; it is {allowed}"
+    return f"{key} = {value[key]!r}: input should be {allowed}"
+
+
+def _keys_at(schema: type[BaseModel], place: Sequence[int | str]) -> list[str]:
+    """Return the valid keys of the section at a place."""
+    return [key for section in _models_at(schema, place)[:1] for key in section.model_fields]
+
+
+def _without_tags(schema: type[BaseModel], place: Sequence[int | str]) -> list[int | str]:
+    """Leave of a place what stands in the recipe: not which of several sections one was taken for.
+
+    (pydantic names that one's tag before the key in it.)
+    """
+    return [
+        part
+        for number, part in enumerate(place)
+        if not any(
+            part == _tag(section, key)
+            for section in _models_at(schema, place[:number])
+            for key in section.model_fields
+        )
+    ]
+
+
+def _models_at(schema: type[BaseModel], place: Sequence[int | str]) -> list[type[BaseModel]]:
+    """Return the sections that may stand at a place; none if there is no section."""
+    sections = [schema]
+    for part in place:
+        chosen = [own for own in sections for key in own.model_fields if _tag(own, key) == part]
+        fields = [own.model_fields[part] for own in sections if part in own.model_fields]
+        if chosen:
+            sections = chosen
+        elif not isinstance(part, int):
+            sections = [own for field in fields for own in _models_in(field.annotation)]
+    return sections
+
+
+def _tag(section: type[BaseModel], key: str) -> str | None:
+    """Return the only value that a key may have, if that is a word."""
+    values = get_args(section.model_fields[key].annotation)
+    return values[0] if len(values) == 1 and isinstance(values[0], str) else None
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:

@@ -349,16 +349,21 @@ class Translator:
         search: SearchConfig,
         nbest: int,
         seeds: Sequence[int],
+        begun: Sequence[int] | None = None,
     ) -> list[list[Hypothesis]]:
         """Search with a decoder that stands before the first token of some sentences.
 
         Args:
             forced: Ids that each translation has to begin with.
             seeds: One a sentence, for sampling.
+            begun: How many of the forced ids the longest output does not count.
         """
         positions = min(member.card.model.max_positions for member in self.members)
         lengths = torch.tensor(source_lengths, device=self.device)
         max_lengths = longest(search, lengths, positions)
+        if begun is not None:
+            max_lengths += torch.tensor(begun, device=self.device)
+            max_lengths.clamp_(max=positions - 1)
         if search.sampling:
             found = sample(
                 decoder, max_lengths, search, seeds=seeds, num_samples=nbest, prefixes=forced

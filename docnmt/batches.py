@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -194,7 +195,7 @@ class DocumentExamples:
 
     Args:
         docids: The document of each example; those without one have no context.
-        sentences: Previous sentences that are read. A blank one is no context.
+        sentences: Previous sentences that are read. One without source text is no context.
         only_in_context: Leave out of training what has no context.
     """
 
@@ -211,11 +212,10 @@ class DocumentExamples:
         self._only_in_context = only_in_context
         starts = [i for i, own in enumerate(docids) if not i or not own or own != docids[i - 1]]
         self._documents = [
-            np.arange(start, end, dtype=np.int64)
-            for start, end in zip(starts, [*starts[1:], len(docids)], strict=True)
+            np.arange(start, end, dtype=np.int64) for start, end in pairwise([*starts, len(docids)])
         ]
         self._previous: list[tuple[int, ...]] = []
-        is_blank = (self.lengths[0] <= 1) | (self.lengths[1] <= 1)
+        is_blank = self.lengths[1] <= 1
         for document in self._documents:
             before: deque[int] = deque(maxlen=sentences)
             for i in document.tolist():
@@ -244,7 +244,7 @@ class DocumentExamples:
         documents = self._documents
         if generator is not None:
             documents = [documents[i] for i in generator.permutation(len(documents))]
-        order = np.concatenate(documents)
+        order = np.concatenate([np.empty(0, dtype=np.int64), *documents])
         if generator is not None and self._only_in_context:
             order = np.array([i for i in order.tolist() if self._previous[i]], dtype=np.int64)
         batches, start, sums = [], 0, np.zeros(2, dtype=np.int64)

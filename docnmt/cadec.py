@@ -187,9 +187,9 @@ def _samples(
     limit = SearchConfig(max_length_a=1.5, max_length_b=5)
     config = SearchConfig(sampling="full", temperature=SAMPLE_TEMPERATURE)
     seeds = [noise.integer(2**62) for _ in range(len(target))]
-    found = sample(
-        DecoderState(base, current.memory), longest(limit, lengths, 1024), config, seeds=seeds
-    )
+    learned = base.decoder.embed.positions
+    longest_lengths = longest(limit, lengths, 1024 if learned is None else learned.num_embeddings)
+    found = sample(DecoderState(base, current.memory), longest_lengths, config, seeds=seeds)
     rows = [torch.tensor(own[0].ids, device=target.device) for own in found]
     return nn.utils.rnn.pad_sequence(rows, True, Vocabulary.pad)
 

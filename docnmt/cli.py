@@ -18,6 +18,7 @@ from bertfused.commands import (
     Mode,
     Run,
     add_commands,
+    pronoun_finder,
 )
 from bertfused.config import Corpus, Recipe
 from bertfused.console import Quiet, log_to_stderr, make_app, progress, run_app, warn_of
@@ -221,6 +222,15 @@ def contrast(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the accuracies as one JSON list, a set in each.")
     ] = False,
+    by_pronouns: Annotated[
+        str | None,
+        typer.Option(
+            "--by-pronouns",
+            metavar="PIPELINE",
+            help="Also print the accuracy where the source has a pronoun of the third person, and "
+            "where not; a spaCy pipeline that tags words, by name or folder.",
+        ),
+    ] = None,
     label_smoothing: Annotated[
         float,
         typer.Option(
@@ -242,6 +252,7 @@ def contrast(
     """
     log_to_stderr(quiet)
     items = {path: read_set(path, format) for path in sets}
+    has_pronoun = None if by_pronouns is None else pronoun_finder(by_pronouns)
     from docnmt import contrast as evaluation
     from docnmt.translate import as_read, load, reads_context
 
@@ -265,6 +276,7 @@ def contrast(
             ),
             name=str(path),
             as_read=partial(as_read, translator),
+            has_pronoun=has_pronoun,
         )
     if output is not None:
         with open_output(output) as writer:

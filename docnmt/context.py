@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn import functional
 
 from bertfused.attention import (
     CrossAttention,
@@ -263,6 +264,18 @@ class Sizes:
         return FeedForward(self.model_dim, self.ffn_dim, self.activation, 0.0, noise)
 
 
+def gate_of(
+    linear: nn.Linear,
+    first: Float[Tensor, "*places model_dim"],
+    second: Float[Tensor, "*places model_dim"],
+) -> Float[Tensor, "*places model_dim"]:
+    """Compute sigmoid(W [first | second] + b) without joining the two."""
+    width = first.shape[-1]
+    logits = functional.linear(first, linear.weight[:, :width], linear.bias)
+    logits = logits + functional.linear(second, linear.weight[:, width:])
+    return logits.to(first).sigmoid_()
+
+
 class GatedResidual(nn.Module):
     """Mix a residual with a sub-layer's output, element by element (Xu et al., 2020).
 
@@ -286,8 +299,8 @@ class GatedResidual(nn.Module):
         residual: Float[Tensor, "batch length model_dim"],
         sublayer: Float[Tensor, "batch length model_dim"],
     ) -> Float[Tensor, "batch length model_dim"]:
-        gate = torch.sigmoid(self.gate(torch.cat([residual, sublayer.to(residual)], dim=-1)))
-        return torch.lerp(sublayer.to(residual), residual, gate.to(residual))
+        sublayer = sublayer.to(residual)
+        return torch.lerp(sublayer, residual, gate_of(self.gate, residual, sublayer))
 
 
 class GatedAttention(nn.Module):

@@ -77,11 +77,16 @@ class Judged:
 
 @dataclass(frozen=True)
 class ContrastResult:
-    """Accuracies on a set; items of no known distance or category are in the first one only."""
+    """Accuracies on a set; items of no known distance or category are in the first one only.
+
+    Attributes:
+        by_pronoun: Of the sentences with a third-person pronoun and of the others, if asked for.
+    """
 
     overall: Accuracy
     by_distance: dict[int, Accuracy]
     by_category: dict[str, Accuracy]
+    by_pronoun: dict[str, Accuracy]
     judged: tuple[Judged, ...]
 
 
@@ -91,6 +96,7 @@ def contrast(
     *,
     name: str = "the set",
     as_read: AsRead = lambda line: line,
+    has_pronoun: Callable[[Iterable[str]], list[bool]] | None = None,
 ) -> ContrastResult:
     """Score every candidate after its own context and count what was right.
 
@@ -98,6 +104,7 @@ def contrast(
         score: Gives the log-probability of each target after its source line.
         name: What messages call the set.
         as_read: Leaves of a line what the model reads; pairs equal after that have one score.
+        has_pronoun: Says which source sentences have a third-person pronoun.
 
     Raises:
         UserError: If scores are not numbers, or all candidates of an item have probability 0.
@@ -118,8 +125,20 @@ def contrast(
         _accuracy(judged),
         {distance: _accuracy(distances[distance]) for distance in sorted(distances)},
         {category: _accuracy(group) for category, group in categories.items()},
+        {} if has_pronoun is None else _by_pronoun(judged, has_pronoun),
         judged,
     )
+
+
+def _by_pronoun(
+    judged: Sequence[Judged], has_pronoun: Callable[[Iterable[str]], list[bool]]
+) -> dict[str, Accuracy]:
+    marks = has_pronoun(own.item.source for own in judged)
+    groups = {"with pronoun": True, "without": False}
+    return {
+        name: _accuracy([own for own, mark in zip(judged, marks, strict=True) if mark == wanted])
+        for name, wanted in groups.items()
+    }
 
 
 def score_items(
@@ -166,7 +185,7 @@ def table(result: ContrastResult) -> str:
     """Lay out accuracies as text."""
     rows = [("all", result.overall)]
     rows += [(f"distance {distance}", own) for distance, own in result.by_distance.items()]
-    rows += list(result.by_category.items())
+    rows += [*result.by_category.items(), *result.by_pronoun.items()]
     width = max(len(label) for label, _ in rows)
     lines = [f"{'':{width}}  accuracy     95% interval  correct    items     ties"]
     for label, own in rows:
@@ -186,6 +205,7 @@ def as_json(name: str, result: ContrastResult) -> dict[str, object]:
         **_accuracy_json(result.overall),
         "by_distance": {str(key): _accuracy_json(own) for key, own in result.by_distance.items()},
         "by_category": {key: _accuracy_json(own) for key, own in result.by_category.items()},
+        "by_pronoun": {key: _accuracy_json(own) for key, own in result.by_pronoun.items()},
     }
 
 

@@ -34,13 +34,14 @@ from bertfused.pretrained import PretrainedEncoder
 from bertfused.training import LossModule, Trainer, TranslationLoss, choose_precision
 from bertfused.translate import Member
 from docnmt.batches import ContextBatch, DocumentExamples, collate_in_context, predict
-from docnmt.config import ConcatenationConfig, DocumentRecipe
+from docnmt.config import ConcatenationConfig, DocumentRecipe, FrozenBaseConfig
 from docnmt.context import ContextModel
 from docnmt.models import build_context_model
 from docnmt.sequential import (
     ConcatenatedSystem,
     ContextSystem,
     DocumentLineTranslator,
+    first_that_fits,
     join_example,
 )
 
@@ -92,15 +93,23 @@ class ContextLoss(LossModule):
 
 
 class ConcatenatedExamples:
-    """A split in which each sentence stands behind its previous ones."""
+    """A split in which each sentence stands behind its previous ones.
 
-    def __init__(self, documents: DocumentExamples, config: ConcatenationConfig) -> None:
+    Args:
+        limit: Tokens that either side may have.
+    """
+
+    def __init__(
+        self, documents: DocumentExamples, config: ConcatenationConfig, limit: int
+    ) -> None:
         self._documents = documents
-        self._with_target = config.target
+        self._with_target, self._limit = config.target, limit
         lengths = [own.astype(np.int64) for own in documents.lengths[:2]]
         self.lengths: Sequence[NDArray[np.integer[Any]]] = [own.copy() for own in lengths]
         for i in range(len(documents)):
-            for j in documents.previous(i):  # its EOS becomes the break
+            joined = [*documents.previous(i), i]
+            sizes = [(int(lengths[1][j]), int(config.target) * int(lengths[0][j])) for j in joined]
+            for j in joined[first_that_fits(sizes, limit) : -1]:  # its EOS becomes the break
                 self.lengths[0][i] += lengths[0][j] if config.target else 0
                 self.lengths[1][i] += lengths[1][j]
 
@@ -109,7 +118,9 @@ class ConcatenatedExamples:
 
     def __getitem__(self, i: int) -> Example:
         previous = [self._documents[j] for j in self._documents.previous(i)]
-        return join_example(self._documents[i], previous, with_target=self._with_target)
+        return join_example(
+            self._documents[i], previous, with_target=self._with_target, limit=self._limit
+        )
 
     def batches(
         self, batch_tokens: int, generator: np.random.Generator | None = None
@@ -125,6 +136,8 @@ def set_up(recipe: Recipe, data: DataFolder, init: Path | None, device: torch.de
     """
     assert isinstance(recipe, DocumentRecipe)
     config = recipe.context
+    if init is not None:
+        _check_start(init, config)
     if config is None:
         return set_up_sentences(recipe, data, init, device)
     if isinstance(config, ConcatenationConfig):
@@ -141,6 +154,8 @@ def set_up(recipe: Recipe, data: DataFolder, init: Path | None, device: torch.de
     _check_base(recipe, card)
     torch.manual_seed(recipe.train.seed)
     encoder = trained.load_encoder()
+    if encoder is not None:
+        encoder.requires_grad_(False)  # one that was fine-tuned is part of the frozen base
     model = build_context_model(trained.model, card, config)
     card = card.model_copy(
         update={
@@ -204,12 +219,26 @@ def _set_up_concatenation(
         }
     )
     training, dev = (
-        ConcatenatedExamples(_in_documents(data, name, None, config.sentences), config)
+        ConcatenatedExamples(
+            _in_documents(data, name, None, config.sentences), config, card.model.max_positions
+        )
         for name in ("train", "dev")
     )
     member = Member(card, module.model, *data.tokenizers(), None)
     translator = DocumentLineTranslator(ConcatenatedSystem(member, config, device))
     return Setup(recipe, trainer, card, start, training, dev, translator)
+
+
+def _check_start(init: Path, config: FrozenBaseConfig | ConcatenationConfig | None) -> None:
+    """Refuse to start from a context-aware model, but to go on with joined sentences."""
+    context = load_card(model_folder(init)).context
+    if context is None:
+        return
+    if not isinstance(config, ConcatenationConfig) or context["model"] != config.model:
+        raise UserError(
+            f"cannot start from {init}, which is context-aware itself; name a sentence-level RUN "
+            "with --init"
+        )
 
 
 def _check_base(recipe: DocumentRecipe, base: ModelCard) -> None:

@@ -187,17 +187,17 @@ class DocumentLineTranslator:
         nbest: int,
         batch_tokens: int,
     ) -> list[Translation]:
-        found: list[list[tuple[Translated, ...]]] = [[] for _ in lines]
+        found: list[dict[int, tuple[Translated, ...]]] = [{} for _ in lines]
         self.system.encode([own for document in documents for own in document], batch_tokens)
         for batch in rounds(documents, batch_tokens, one_by_one=self.system.reads_target):
             keys = [(number + own.line) * _PARTS + own.part for own in batch]
             hypotheses = self.system.search(batch, search, nbest, line_seeds(search.seed, keys))
             for sentence, own in zip(batch, hypotheses, strict=True):
                 sentence.ids = own[0].ids
-                found[sentence.line].append(tuple(map(self.system.base.translated, own)))
+                found[sentence.line][sentence.part] = tuple(map(self.system.base.translated, own))
             self.system.finish(batch)
         return [
-            Translation(line.text, join_parts(parts, nbest))
+            Translation(line.text, join_parts([parts[i] for i in sorted(parts)], nbest))
             for line, parts in zip(lines, found, strict=True)
         ]
 
@@ -260,9 +260,10 @@ class ContextSystem:
                 length = len(own.example.source)
                 bert_states = bert_mask = None
                 if memory.bert_states is not None and memory.bert_mask is not None:
-                    bert_mask = memory.bert_mask[row : row + 1]
-                    bert_states = memory.bert_states[row : row + 1, : int(bert_mask.sum())]
-                    bert_mask = bert_mask[:, : bert_states.shape[1]]
+                    # Not to the last True of the mask: special positions may be hidden.
+                    pieces = len(own.example.bert if own.example.bert is not None else ())
+                    bert_states = memory.bert_states[row : row + 1, :pieces]
+                    bert_mask = memory.bert_mask[row : row + 1, :pieces]
                 own.source = states[row, :length]
                 own.memory = Memory(
                     memory.states[row : row + 1, :length],
@@ -426,10 +427,11 @@ class ContextSystem:
         ]
         self.encode(whole, batch_tokens)
         found = {}
+        best = self.base.search.model_copy(update={"sampling": None})
         for batch in rounds([[own] for own in whole], batch_tokens, one_by_one=False):
-            hypotheses = self.search(batch, self.base.search, 1, [0] * len(batch))
-            for own, best in zip(batch, hypotheses, strict=True):
-                found[distinct[own.line]] = best[0].ids
+            hypotheses = self.search(batch, best, 1, [0] * len(batch))
+            for own, draft in zip(batch, hypotheses, strict=True):
+                found[distinct[own.line]] = draft[0].ids
         return [found[own._replace(target="")] for own in sentences]
 
 
@@ -441,43 +443,69 @@ class _Pair(NamedTuple):
     target: str
 
 
-def _history(line: SourceLine, target: str, bert_previous: int) -> list[_Pair]:
-    """List the sentences of a context, oldest first, and the sentence itself at the end.
+def paired_context(line: SourceLine) -> list[tuple[str, str]]:
+    """Pair a line's previous sentences with their translations, oldest first, without blank ones.
 
     The nearest sentences of both sides belong together; a side that lacks some has empty ones.
+
+    >>> paired_context(SourceLine("Me.", ("Hello.", "", "Who?"), target_context=("Wer?",)))
+    [('Hello.', ''), ('Who?', 'Wer?')]
     """
     count = max(len(line.context), len(line.target_context))
-    sources = [*[""] * (count - len(line.context)), *line.context, line.text]
-    targets = [*[""] * (count - len(line.target_context)), *line.target_context, target]
+    sources = [*[""] * (count - len(line.context)), *line.context]
+    targets = [*[""] * (count - len(line.target_context)), *line.target_context]
+    pairs = zip(sources, targets, strict=True)
+    return [(source, own) for source, own in pairs if source.strip() or own.strip()]
+
+
+def _history(line: SourceLine, target: str, bert_previous: int) -> list[_Pair]:
+    """List the sentences of a context, oldest first, and the sentence itself at the end."""
+    before: deque[str] = deque(maxlen=bert_previous)
     history = []
-    for number, (source, own) in enumerate(zip(sources, targets, strict=True)):
-        context = tuple(text for text in sources[:number] if text.strip())
-        read = padded(context[-bert_previous:], bert_previous) if bert_previous else ()
-        if number == count or source.strip() or own.strip():
-            history.append(_Pair(source, read, own))
+    for source, own in [*paired_context(line), (line.text, target)]:
+        history.append(_Pair(source, padded(tuple(before), bert_previous), own))
+        if source.strip():
+            before.append(source)
     return history
 
 
+def first_that_fits(sizes: Sequence[tuple[int, int]], limit: int) -> int:
+    """Say which of some sentences are joined: the oldest are left out until the others fit.
+
+    Args:
+        sizes: Source and target tokens of each, the current one last; 0 for a side not joined.
+        limit: Tokens of either side. Half of those of the target are left to the current sentence.
+
+    >>> first_that_fits([(5, 0), (3, 0), (2, 0)], limit=6)
+    1
+    """
+    for first in range(len(sizes) - 1):
+        source, target = (sum(side) for side in zip(*sizes[first:], strict=True))
+        if max(source, target, 2 * (target - sizes[-1][1])) <= limit:
+            return first
+    return len(sizes) - 1
+
+
 def join_example(
-    example: Example, previous: Sequence[Example], *, with_target: bool, limit: int | None = None
+    example: Example, previous: Sequence[Example], *, with_target: bool, limit: int
 ) -> Example:
     """Put a sentence behind its previous ones, with a break after each of them.
 
     Args:
         with_target: Join the targets likewise, where there are some.
-        limit: Tokens the joined source may have; the oldest sentences are left out until it fits.
+        limit: Tokens that either side may have; see ``first_that_fits``.
     """
-    previous = list(previous)
-    while previous and limit is not None:
-        if sum(len(own.source) for own in (*previous, example)) <= limit:
-            break
-        del previous[0]
+    with_target = with_target and example.target is not None
+    sizes = [
+        (len(own.source), len(target_of(own)) if with_target else 0) for own in (*previous, example)
+    ]
+    previous = previous[first_that_fits(sizes, limit) :]
     source = [id for own in previous for id in (*map(int, own.source[:-1]), BREAK)]
     target = None if example.target is None else target_of(example)
     if with_target and target is not None:
         before = [id for own in previous for id in (*target_of(own)[:-1], BREAK)]
         target = [*before, *target]
-    return Example([*source, *example.source], target)
+    return Example([*source, *map(int, example.source)], target)
 
 
 class ConcatenatedSystem:
@@ -513,17 +541,16 @@ class ConcatenatedSystem:
         ]
         begun = [len(target_of(own)) for own in joined]
         decoder = member.start([replace(own, target=None) for own in joined], self.base.device)
-        longer = search.model_copy(
-            update={"max_length_b": search.max_length_b + max(begun, default=0)}
-        )
         lengths = [len(own.example.source) for own in sentences]
         forced = prefixes if any(prefixes) else None
-        found = self.base.find(decoder, lengths, forced, longer, nbest, seeds)
+        # Ranked by what follows the beginning, another one may be the best.
+        count = nbest if search.sampling else max(nbest, search.beam_size)
+        found = self.base.find(decoder, lengths, forced, search, count, seeds, begun=begun)
         return [
             sorted(
                 (_without_beginning(own, length, search) for own in hypotheses),
                 key=lambda own: -own.score,
-            )
+            )[:nbest]
             for hypotheses, length in zip(found, begun, strict=True)
         ]
 

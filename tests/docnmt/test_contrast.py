@@ -32,6 +32,7 @@ from docnmt.contrastive_formats import read_set
 from docnmt.translate import as_read, load, reads_context, score
 from tests.end_to_end.corpus import fail, succeed
 from tests.tiny_encoders import make_encoder, make_fused_run
+from tests.tiny_pipelines import write_pronoun_pipeline
 from tests.tiny_run import TINY, make_run
 
 Pairs = Sequence[tuple[SourceLine, str]]
@@ -155,6 +156,28 @@ def test_accuracies_by_distance_and_category() -> None:
             "a              0.00%    0.00 to 79.35        0        1        1",
         ]
     )
+
+
+def test_accuracies_with_a_pronoun_and_without() -> None:
+    right = ContrastiveItem("It fell.", ("x", "y"), 0)
+    wrong = replace(right, correct=1)
+    other = replace(right, source="The cup fell.")
+    result = contrast(
+        [right, wrong, other], given(TABLE), has_pronoun=lambda own: ["It" in line for line in own]
+    )
+    assert result.by_pronoun == {"with pronoun": Accuracy(1, 2, 0), "without": Accuracy(1, 1, 0)}
+    assert "with pronoun    50.00%" in table(result)
+    assert contrast([right], given(TABLE)).by_pronoun == {}
+
+
+def test_the_command_finds_pronouns(tmp_path: Path) -> None:
+    make_run(tmp_path / "run")
+    items = [ContrastiveItem(f"{word} w1", ("w1", "w2"), 0) for word in ("it", "w5", "w6")]
+    write_contrastive(tmp_path / "set.jsonl", items)
+    tagger = write_pronoun_pipeline(tmp_path / "tagger")
+    options = ["--set", tmp_path / "set.jsonl", "--by-pronouns", tagger, "--json"]
+    (found,) = json.loads("".join(succeed("docnmt contrast", tmp_path / "run", *options).lines))
+    assert [own["items"] for own in found["by_pronoun"].values()] == [1, 2]
 
 
 def test_the_interval_is_where_the_score_test_does_not_reject() -> None:
