@@ -48,7 +48,7 @@ from bertfused.fit import Setup
 from bertfused.run import save_evaluated
 from bertfused.training import Place, steps
 from bertfused.translate import SourceLine, Translator
-from docnmt import batches, cadec
+from docnmt import cadec
 from docnmt.cli import MODE
 from docnmt.config import DocumentRecipe
 from docnmt.fit import set_up
@@ -138,7 +138,7 @@ def drafts(share: float, *, natural_lengths: bool) -> Iterator[None]:
     Args:
         natural_lengths: End each sample where its reference ends, at the latest.
     """
-    with patch.object(batches, "REFERENCE_SHARE", share):
+    with patch.object(cadec, "REFERENCE_SHARE", share):
         if not natural_lengths:
             yield
             return

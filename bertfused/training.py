@@ -361,9 +361,13 @@ class Trainer:
 
     @torch.no_grad()
     def mean_loss(self, dataset: Dataset) -> Loss:
-        """Return the summed loss over a data set, in fp32 and with the weights as they are."""
+        """Return the summed loss over a data set, in fp32 and with the weights as they are.
+
+        What is random in it (a context model's drafts) is the same every time.
+        """
         total, nll, tokens = torch.zeros(()), torch.zeros(()), 0
-        for numbers in dataset.batches(self.config.batch_tokens):
+        for number, numbers in enumerate(dataset.batches(self.config.batch_tokens)):
+            self.module.begin_step(self.config.seed, 0, number, drop_net=self.drop_net[0])
             loss = self.module.loss(self.module.collate(dataset, numbers).to(self.device))
             total, nll, tokens = (
                 total + loss.total.cpu(),

@@ -1,4 +1,7 @@
-"""Document-level translation: the previous source sentences in the pretrained encoder's input."""
+"""Document-level translation: the previous source sentences in the pretrained encoder's input.
+
+Context-aware models read them without such an encoder, and most of them their translations, too.
+"""
 
 from typing import TYPE_CHECKING
 

@@ -11,12 +11,11 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from bertfused.batch import Batch, BertIds, Example, collate, pad_ids, token_batches
+from bertfused.batch import Batch, BertIds, Example, collate, token_batches
 from bertfused.fit import Examples
 from bertfused.pretrained import PretrainedEncoder
-from bertfused.vocab import Vocabulary
-from docnmt.cadec import REFERENCE_SHARE, draft_of, training_draft
-from docnmt.context import ContextModel, Encoded, Places, encode, target_states
+from docnmt.cadec import MakeDraft
+from docnmt.context import ContextModel, Encoded, Places, target_states
 
 # Padded tokens of a group: sentences of one batch differ in length, those of a group hardly.
 GROUP_TOKENS = 2048
@@ -142,40 +141,29 @@ def predict(
     batch: ContextBatch,
     *,
     mask_special: bool = False,
-    drafts: Sequence[Sequence[int]] | None = None,
+    draft: MakeDraft | None = None,
 ) -> Iterator[Prediction]:
     """Run a context model over a batch with targets.
 
     Args:
-        drafts: The base's translation of each wanted sentence, for a model that corrects drafts;
-            without them the drafts of training are drawn.
+        draft: Makes the drafts of the sentences of a task, for a model that corrects some.
     """
-    encoded = []
-    for group in batch.groups:
-        if encoder is not None:
-            group = encoder.attach(group, None, mask_special=mask_special)
-        encoded.append(encode(model.base, group))
-    from_references = model.wants_draft and model.noise.uniform() < REFERENCE_SHARE
-    sources = torch.cat([model.source_states(own)[own.batch.source_mask] for own in encoded])
-    targets = torch.cat([_target_states(model, own) for own in encoded])
+    groups = batch.groups
+    if encoder is not None:
+        groups = tuple(encoder.attach(own, None, mask_special=mask_special) for own in groups)
+    encoded = [Encoded(model.base, group) for group in groups]
+    sources = torch.cat([model.source_states(group)[group.batch.source_mask] for group in encoded])
+    targets = torch.cat([_target_states(model, group) for group in encoded])
     for task in batch.tasks:
-        own = encoded[task.group]
-        assert own.batch.target is not None and own.batch.target_mask is not None
-        target, mask = own.batch.target[task.rows], own.batch.target_mask[task.rows]
-        current = own.select(task.rows)
+        group = encoded[task.group]
+        assert group.batch.target is not None and group.batch.target_mask is not None
+        target, mask = group.batch.target[task.rows], group.batch.target_mask[task.rows]
         if task.source is None or task.target is None:
-            assert current.hidden is not None
-            yield Prediction(task, current.hidden, target, mask, model.base.output)
+            yield Prediction(task, group.hidden[task.rows], target, mask, model.base.output)
             continue
-        if model.wants_draft and drafts is None:
-            draft = training_draft(
-                model.base, current, target, model.noise, from_references=from_references
-            )
-            current = replace(current, draft=draft)
-        elif drafts is not None:
-            ids, _ = pad_ids([drafts[i] for i in task.numbers], Vocabulary.pad)
-            draft = draft_of(model.base, current, ids.to(target.device))
-            current = replace(current, draft=draft)
+        current = group.select(task.rows, with_states=model.reads_base)
+        if draft is not None:
+            current = replace(current, draft=draft(task.numbers, current, target))
         hidden = model.hidden(current, task.source.gather(sources), task.target.gather(targets))
         yield Prediction(task, hidden, target, mask, model.output)
 
@@ -183,9 +171,8 @@ def predict(
 def _target_states(model: ContextModel, encoded: Encoded) -> Float[Tensor, "tokens width"]:
     batch = encoded.batch
     assert batch.target is not None and batch.target_mask is not None
-    assert encoded.hidden is not None
     if not model.reads_target:
-        return encoded.hidden[batch.target_mask][:, :0]
+        return torch.empty(int(batch.target_mask.sum()), 0, device=batch.target.device)
     states = target_states(model.base.decoder.embed, batch.target, encoded.hidden)
     return states[batch.target_mask]
 

@@ -4,7 +4,7 @@ Voita, Sennrich and Titov (ACL 2019), "When a Good Translation is Wrong in Conte
 frozen; all sentences are encoded and decoded by it separately.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -36,6 +36,9 @@ from docnmt.context import (
 REFERENCE_SHARE = 0.5  # of the batches whose drafts are noised references, not samples
 REFERENCE_NOISE, SAMPLE_NOISE = 0.2, 0.1
 SAMPLE_TEMPERATURE = 0.5
+# Samples end at this times the reference's tokens, plus this: one that never ends would be what a
+# whole batch waits for. The paper does not say.
+SAMPLE_LENGTH = 1.5, 5
 
 
 class CadecModel(ContextModel):
@@ -148,24 +151,38 @@ class CadecDecoder:
         self._stack.keep(sentences)
 
 
+MakeDraft = Callable[[Sequence[int], Current, Int[Tensor, "rows target"]], Draft]
+
+
+def training_drafts(base: FusedTransformer, noise: Noise) -> MakeDraft:
+    """Decide how the drafts of one training batch are drawn (Voita et al., 2019, section 5.1).
+
+    They are noised references, in ``REFERENCE_SHARE`` of the batches, or noised samples.
+
+    Returns:
+        Draws drafts for some sentences, given their numbers, what is known of them, and their
+        references.
+    """
+    from_references = noise.uniform() < REFERENCE_SHARE
+
+    def draw(numbers: Sequence[int], current: Current, target: Int[Tensor, "rows target"]) -> Draft:
+        return training_draft(base, current, target, noise, from_references=from_references)
+
+    return draw
+
+
 @torch.no_grad()
 def training_draft(
     base: FusedTransformer,
     current: Current,
-    target: Int[Tensor, "batch target"],
+    target: Int[Tensor, "rows target"],
     noise: Noise,
     *,
     from_references: bool,
 ) -> Draft:
-    """Draw the drafts of some training sentences (Voita et al., 2019, section 5.1).
-
-    Args:
-        target: The references, each ending in EOS.
-        from_references: Noise these (``REFERENCE_SHARE`` of the batches); else samples.
-    """
-    if from_references:
-        ids, rate = target, REFERENCE_NOISE
-    else:
+    """Draw the drafts of some sentences: noised references, or noised samples from the base."""
+    ids, rate = target, REFERENCE_NOISE
+    if not from_references:
         ids, rate = _samples(base, current, target, noise), SAMPLE_NOISE
     return draft_of(base, current, _noised(ids, rate, base.output.out_features, noise))
 
@@ -183,13 +200,13 @@ def draft_of(base: FusedTransformer, current: Current, draft: Int[Tensor, "batch
 def _samples(
     base: FusedTransformer, current: Current, target: Int[Tensor, "batch target"], noise: Noise
 ) -> Int[Tensor, "batch draft"]:
-    lengths = (target != Vocabulary.pad).sum(1)
-    limit = SearchConfig(max_length_a=1.5, max_length_b=5)
+    limit = SearchConfig(max_length_a=SAMPLE_LENGTH[0], max_length_b=SAMPLE_LENGTH[1])
     config = SearchConfig(sampling="full", temperature=SAMPLE_TEMPERATURE)
     seeds = [noise.integer(2**62) for _ in range(len(target))]
     learned = base.decoder.embed.positions
-    longest_lengths = longest(limit, lengths, 1024 if learned is None else learned.num_embeddings)
-    found = sample(DecoderState(base, current.memory), longest_lengths, config, seeds=seeds)
+    positions = 2**20 if learned is None else learned.num_embeddings
+    max_lengths = longest(limit, (target != Vocabulary.pad).sum(1), positions)
+    found = sample(DecoderState(base, current.memory), max_lengths, config, seeds=seeds)
     rows = [torch.tensor(own[0].ids, device=target.device) for own in found]
     return nn.utils.rnn.pad_sequence(rows, True, Vocabulary.pad)
 

@@ -59,6 +59,8 @@ _SUFFIXES: dict[str, tuple[str, ...]] = {
 app = make_app(
     "docnmt",
     "Translation of documents: the pretrained encoder reads the previous sentences too. "
+    "Context-aware models, trained from a sentence-level one, read them without such an encoder, "
+    "and can read their translations. "
     "What needs no documents (compare, average, cache-features, ...) is in bertfused.",
 )
 

@@ -3,7 +3,7 @@
 A sentence is encoded once, wherever it is needed: as the sentence to translate, and as context of
 those after it. On the way from there to a translation in context::
 
-    encode(base, batch)        Encoded    each sentence alone, by the frozen base
+    Encoded(base, batch)                  each sentence alone, by the frozen base
     model.source_states(...)              what a sentence gives to those after it, source side
     target_states(...)                    the same, target side
     Places.gather(flat states) Context    the contexts of each sentence of a batch, joined
@@ -13,7 +13,8 @@ those after it. On the way from there to a translation in context::
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -155,42 +156,61 @@ class Current:
     draft: Draft | None = None
 
 
-@dataclass(frozen=True)
 class Encoded:
-    """A batch of sentences, each by itself, as the frozen base sees it."""
+    """A batch of sentences, each by itself, as the frozen base sees it; made when asked for.
 
-    batch: Batch
-    layers: list[Float[Tensor, "batch source model_dim"]]
-    memory: Memory
-    hidden: Float[Tensor, "batch target model_dim"] | None
+    Args:
+        batch: With the pretrained encoder's states, if the base reads them.
+    """
 
-    def select(self, rows: Int[Tensor, "rows"]) -> Current:
-        """Take some of the sentences, to translate them in context."""
-        own = self.memory
-        memory = Memory(
-            own.states[rows],
-            own.mask[rows],
-            None if own.bert_states is None else own.bert_states[rows],
-            None if own.bert_mask is None else own.bert_mask[rows],
-        )
+    def __init__(self, base: FusedTransformer, batch: Batch) -> None:
+        self.base = base
+        self.batch = batch
+
+    @cached_property
+    def layers(self) -> list[Float[Tensor, "batch source model_dim"]]:
+        """The embeddings, then the output of every encoder layer."""
+        with torch.no_grad():
+            return list(self.base.encoder.layer_states(self.batch))
+
+    @cached_property
+    def memory(self) -> Memory:
+        return replace(self.mask_alone, states=self.layers[-1])
+
+    @cached_property
+    def mask_alone(self) -> Memory:
+        """The memory without the base's states, for a model that makes its own."""
+        batch = self.batch
+        states = torch.empty(*batch.source.shape, 0, device=batch.source.device)
+        return Memory(states, batch.source_mask, batch.bert_states, batch.bert_mask)
+
+    @cached_property
+    def hidden(self) -> Float[Tensor, "batch target model_dim"]:
+        """The last decoder states for the targets."""
+        assert self.batch.decoder_input is not None
+        with torch.no_grad():
+            states: Tensor = self.base.decoder(self.batch.decoder_input, self.memory)
+        return states
+
+    def select(self, rows: Int[Tensor, "rows"], *, with_states: bool = True) -> Current:
+        """Take some of the sentences, to translate them in context.
+
+        Args:
+            with_states: Whether the base's own states are wanted.
+        """
+        memory = self.memory if with_states else self.mask_alone
         decoder_input = self.batch.decoder_input
         return Current(
             self.batch.source[rows],
-            memory,
+            Memory(
+                memory.states[rows],
+                memory.mask[rows],
+                None if memory.bert_states is None else memory.bert_states[rows],
+                None if memory.bert_mask is None else memory.bert_mask[rows],
+            ),
             None if decoder_input is None else decoder_input[rows],
-            None if self.hidden is None else self.hidden[rows],
+            self.hidden[rows] if with_states and decoder_input is not None else None,
         )
-
-
-@torch.no_grad()
-def encode(base: FusedTransformer, batch: Batch) -> Encoded:
-    """Run the frozen base over a batch; the pretrained encoder's states are attached already."""
-    layers = list(base.encoder.layer_states(batch))
-    memory = Memory(layers[-1], batch.source_mask, batch.bert_states, batch.bert_mask)
-    hidden = None
-    if batch.decoder_input is not None:
-        hidden = base.decoder(batch.decoder_input, memory)
-    return Encoded(batch, layers, memory, hidden)
 
 
 @torch.no_grad()
@@ -212,12 +232,14 @@ class ContextModel(nn.Module, ABC):
     Attributes:
         sentences: Previous sentences that it reads.
         reads_target: Whether it reads their translations.
+        reads_base: Whether it reads states of the base, and not its weights alone.
         wants_draft: Whether it corrects a translation of the base.
         output: Projection of its last states to the vocabulary.
     """
 
     sentences: int
     reads_target = True
+    reads_base = True
     wants_draft = False
     output: nn.Linear
 
@@ -258,9 +280,11 @@ class Sizes:
     activation: Activation = "relu"
 
     def attention(self, memory_dim: int, noise: Noise) -> CrossAttention:
+        """Make an attention; its weights have no dropout, as in the papers."""
         return CrossAttention(self.model_dim, memory_dim, self.heads, 0.0, noise)
 
     def feed_forward(self, noise: Noise) -> FeedForward:
+        """Make a feed-forward sub-layer, without dropout inside."""
         return FeedForward(self.model_dim, self.ffn_dim, self.activation, 0.0, noise)
 
 
@@ -412,7 +436,10 @@ class LayerStack:
         memories: Sequence[Float[Tensor, "batch _ _"] | Packed],
         masks: Sequence[Bool[Tensor, "batch _"]],
     ) -> None:
-        self._layers = [layer for layer in layers if isinstance(layer, ContextLayer)]
+        self._layers: list[ContextLayer] = []
+        for layer in layers:
+            assert isinstance(layer, ContextLayer)
+            self._layers.append(layer)
         self._slots = slots
         self._caches = [slots.new_cache() for _ in self._layers]
         self._memories = [layer.project(memories, masks) for layer in self._layers]

@@ -8,7 +8,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bertfused.errors import UserError
@@ -110,17 +110,18 @@ def contrast(
         UserError: If scores are not numbers, or all candidates of an item have probability 0.
     """
     judged = tuple(
-        Judged(item, own)
-        for item, own in zip(items, score_items(items, score, as_read), strict=True)
+        Judged(item, scores)
+        for item, scores in zip(items, score_items(items, score, as_read), strict=True)
     )
     distances: dict[int, list[Judged]] = defaultdict(list)
     categories: dict[str, list[Judged]] = defaultdict(list)
-    for number, own in enumerate(judged, start=1):
-        _check_scores(own.scores, f"{name}, item {number}")
-        if own.item.distance is not None:
-            distances[own.item.distance].append(own)
-        if own.item.category:
-            categories[own.item.category].append(own)
+    for number, judged_item in enumerate(judged, start=1):
+        _check_scores(judged_item.scores, f"{name}, item {number}")
+        item = judged_item.item
+        if item.distance is not None:
+            distances[item.distance].append(judged_item)
+        if item.category:
+            categories[item.category].append(judged_item)
     return ContrastResult(
         _accuracy(judged),
         {distance: _accuracy(distances[distance]) for distance in sorted(distances)},
@@ -133,12 +134,11 @@ def contrast(
 def _by_pronoun(
     judged: Sequence[Judged], has_pronoun: Callable[[Iterable[str]], list[bool]]
 ) -> dict[str, Accuracy]:
-    marks = has_pronoun(own.item.source for own in judged)
-    groups = {"with pronoun": True, "without": False}
-    return {
-        name: _accuracy([own for own, mark in zip(judged, marks, strict=True) if mark == wanted])
-        for name, wanted in groups.items()
-    }
+    marks = has_pronoun(judged_item.item.source for judged_item in judged)
+    groups: dict[bool, list[Judged]] = {True: [], False: []}
+    for judged_item, mark in zip(judged, marks, strict=True):
+        groups[mark].append(judged_item)
+    return {"with pronoun": _accuracy(groups[True]), "without": _accuracy(groups[False])}
 
 
 def score_items(
@@ -149,10 +149,10 @@ def score_items(
     In another batch the same pair has another rounding error, so that scoring it twice would
     tell apart what the model does not.
     """
-    pairs = [list(_pairs(item, as_read)) for item in items]
-    distinct = list(dict.fromkeys(pair for own in pairs for pair in own))
+    pairs_of_items = [list(_pairs(item, as_read)) for item in items]
+    distinct = list(dict.fromkeys(pair for pairs in pairs_of_items for pair in pairs))
     scores = dict(zip(distinct, score(distinct), strict=True))
-    return [tuple(scores[pair].log_prob for pair in own) for own in pairs]
+    return [tuple(scores[pair].log_prob for pair in pairs) for pairs in pairs_of_items]
 
 
 def _pairs(item: ContrastiveItem, as_read: AsRead) -> Iterable[tuple[SourceLine, str]]:
@@ -163,18 +163,18 @@ def _pairs(item: ContrastiveItem, as_read: AsRead) -> Iterable[tuple[SourceLine,
 
 
 def _check_scores(scores: Sequence[float], where: str) -> None:
-    for candidate, own in enumerate(scores):
-        if math.isnan(own) or own == math.inf:
-            raise UserError(f"{where}: candidate {candidate} has a log-probability of {own}")
+    for candidate, score in enumerate(scores):
+        if math.isnan(score) or score == math.inf:
+            raise UserError(f"{where}: candidate {candidate} has a log-probability of {score}")
     if max(scores) == -math.inf:
         raise UserError(f"{where}: all candidates have a log-probability of -inf")
 
 
 def _accuracy(judged: Sequence[Judged]) -> Accuracy:
     return Accuracy(
-        correct=sum(own.is_correct for own in judged),
+        correct=sum(judged_item.is_correct for judged_item in judged),
         items=len(judged),
-        ties=sum(own.is_tie for own in judged),
+        ties=sum(judged_item.is_tie for judged_item in judged),
     )
 
 
@@ -184,16 +184,16 @@ def _accuracy(judged: Sequence[Judged]) -> Accuracy:
 def table(result: ContrastResult) -> str:
     """Lay out accuracies as text."""
     rows = [("all", result.overall)]
-    rows += [(f"distance {distance}", own) for distance, own in result.by_distance.items()]
+    rows += [(f"distance {key}", accuracy) for key, accuracy in result.by_distance.items()]
     rows += [*result.by_category.items(), *result.by_pronoun.items()]
     width = max(len(label) for label, _ in rows)
     lines = [f"{'':{width}}  accuracy     95% interval  correct    items     ties"]
-    for label, own in rows:
-        low, high = own.interval
+    for label, accuracy in rows:
+        low, high = accuracy.interval
         interval = f"{100 * low:.2f} to {100 * high:.2f}"
         lines.append(
-            f"{label:{width}}  {100 * own.share:7.2f}%  {interval:>15}"
-            f"{own.correct:>9,}{own.items:>9,}{own.ties:>9,}"
+            f"{label:{width}}  {100 * accuracy.share:7.2f}%  {interval:>15}"
+            f"{accuracy.correct:>9,}{accuracy.items:>9,}{accuracy.ties:>9,}"
         )
     return "\n".join(lines)
 
@@ -203,10 +203,14 @@ def as_json(name: str, result: ContrastResult) -> dict[str, object]:
     return {
         "set": name,
         **_accuracy_json(result.overall),
-        "by_distance": {str(key): _accuracy_json(own) for key, own in result.by_distance.items()},
-        "by_category": {key: _accuracy_json(own) for key, own in result.by_category.items()},
-        "by_pronoun": {key: _accuracy_json(own) for key, own in result.by_pronoun.items()},
+        "by_distance": _group_json(result.by_distance),
+        "by_category": _group_json(result.by_category),
+        "by_pronoun": _group_json(result.by_pronoun),
     }
+
+
+def _group_json(group: Mapping[int, Accuracy] | Mapping[str, Accuracy]) -> dict[str, object]:
+    return {str(key): _accuracy_json(accuracy) for key, accuracy in group.items()}
 
 
 def _accuracy_json(accuracy: Accuracy) -> dict[str, object]:
@@ -220,15 +224,16 @@ def _accuracy_json(accuracy: Accuracy) -> dict[str, object]:
 
 
 def item_records(name: str, result: ContrastResult) -> Iterable[dict[str, object]]:
-    """Give each item's scores as an object for a line of JSON."""
-    for number, own in enumerate(result.judged, start=1):
+    """Give each item's scores as an object for a line of JSON; -inf, which it lacks, is None."""
+    for number, judged_item in enumerate(result.judged, start=1):
+        item = judged_item.item
         yield {
             "set": name,
             "item": number,
-            "scores": own.scores,
-            "correct": own.item.correct,
-            "is_correct": own.is_correct,
-            "is_tie": own.is_tie,
-            "category": own.item.category,
-            "distance": own.item.distance,
+            "scores": tuple(None if score == -math.inf else score for score in judged_item.scores),
+            "correct": item.correct,
+            "is_correct": judged_item.is_correct,
+            "is_tie": judged_item.is_tie,
+            "category": item.category,
+            "distance": item.distance,
         }

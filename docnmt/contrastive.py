@@ -75,14 +75,14 @@ def read_contrastive(path: Path) -> list[ContrastiveItem]:
 
 def _item_of(record: dict[str, Any], where: str) -> ContrastiveItem:
     candidates = strings_of(record, "candidates", where)
-    shared = record.get("target_context", [])
-    if isinstance(shared, list) and shared and all(isinstance(own, list) for own in shared):
+    given = record.get("target_context", [])
+    if isinstance(given, list) and given and all(isinstance(context, list) for context in given):
         contexts = tuple(
-            strings_of({"target_context": own}, "target_context", where) for own in shared
+            strings_of({"target_context": context}, "target_context", where) for context in given
         )
     else:
-        own = strings_of({"target_context": shared}, "target_context", where)
-        contexts = (own,) * len(candidates) if own else ()
+        shared = strings_of({"target_context": given}, "target_context", where)
+        contexts = (shared,) * len(candidates) if shared else ()
     distance = record.get("distance")
     return checked(
         ContrastiveItem(
@@ -161,7 +161,7 @@ def integer_of(record: dict[str, Any], key: str, where: str) -> int:
 def strings_of(record: dict[str, Any], key: str, where: str) -> tuple[str, ...]:
     """Return a list of strings of a JSON object."""
     value = _value(record, key, where)
-    if not isinstance(value, list) or not all(isinstance(own, str) for own in value):
+    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
         raise UserError(f"{where}: {key!r} must be a list of strings, not {_short(value)}")
     return tuple(value)
 

@@ -121,7 +121,7 @@ def _read_voita(path: Path) -> list[ContrastiveItem]:
     items = []
     for where, record in _records(path):
         *context, source = _sentences(string_of(record, "src", where), where)
-        documents = [_sentences(own, where) for own in strings_of(record, "dst", where)]
+        documents = [_sentences(text, where) for text in strings_of(record, "dst", where)]
         for sentences in documents:
             if len(sentences) != len(context) + 1:
                 raise UserError(
@@ -142,7 +142,7 @@ def _read_voita(path: Path) -> list[ContrastiveItem]:
 
 def _sentences(text: str, where: str) -> list[str]:
     sentences = text.split(EOS)
-    if any(not own.strip() or EOS.strip() in own.split() for own in sentences):
+    if any(not sentence.strip() or EOS.strip() in sentence.split() for sentence in sentences):
         raise UserError(f"{where}: a blank sentence beside _eos")
     return sentences
 
@@ -160,7 +160,7 @@ def _contrapro_records(path: Path) -> list[_ContraProRecord]:
     """Read Müller et al. (2018), or the same made for En-Fr, where the distance -1 is none."""
     records = []
     for where, record in _records(path):
-        errors = [fields_of(own, where) for own in list_of(record, "errors", where)]
+        errors = [fields_of(error, where) for error in list_of(record, "errors", where)]
         pronouns = [string_of(record, f"{side} pronoun", where) for side in ("src", "ref")]
         distance = integer_of(record, "ante distance", where)
         records.append(
@@ -168,7 +168,7 @@ def _contrapro_records(path: Path) -> list[_ContraProRecord]:
                 string_of(record, "src segment", where),
                 (
                     string_of(record, "ref segment", where),
-                    *(string_of(own, "contrastive", where) for own in errors),
+                    *(string_of(error, "contrastive", where) for error in errors),
                 ),
                 ":".join(pronouns).lower(),
                 distance if distance >= 0 else None,
@@ -181,11 +181,15 @@ def _read_contrapro_json(path: Path) -> list[ContrastiveItem]:
     return [
         checked(
             ContrastiveItem(
-                own.source, own.candidates, 0, category=own.category, distance=own.distance
+                record.source,
+                record.candidates,
+                0,
+                category=record.category,
+                distance=record.distance,
             ),
             f"{path}, item {number}",
         )
-        for number, own in enumerate(_contrapro_records(path), start=1)
+        for number, record in enumerate(_contrapro_records(path), start=1)
     ]
 
 
@@ -197,19 +201,20 @@ def _read_discevalmt_json(path: Path) -> list[ContrastiveItem]:
         where = f"{path}, block {name!r}"
         block = fields_of(value, where)
         if "examples" in block:  # lexical choice
-            examples = [fields_of(own, where) for own in list_of(block, "examples", where)]
+            examples = [fields_of(entry, where) for entry in list_of(block, "examples", where)]
             category = string_of({"type": "", **block}, "type", where)
             found = [
-                (strings_of(own, "src", where), fields_of(own.get("trg"), where), category)
-                for own in examples
+                (strings_of(example, "src", where), fields_of(example.get("trg"), where), category)
+                for example in examples
             ]
         else:  # anaphora
             source = strings_of(block, "src", where)
-            targets = [fields_of(own, where) for own in list_of(block, "trg", where)]
+            targets = [fields_of(entry, where) for entry in list_of(block, "trg", where)]
             found = [
-                (source, own, string_of({"type": "", **own}, "type", where)) for own in targets
+                (source, target, string_of({"type": "", **target}, "type", where))
+                for target in targets
             ]
-        items += [_discevalmt_item(*own, where) for own in found]
+        items += [_discevalmt_item(*parts, where) for parts in found]
     return items
 
 
@@ -218,10 +223,10 @@ def _discevalmt_item(
 ) -> ContrastiveItem:
     right = strings_of(target, "semi-correct" if "semi-correct" in target else "correct", where)
     wrong = strings_of(target, "incorrect", where)
-    for own in (source, right, wrong):
-        if len(own) != 2:
+    for sentences in (source, right, wrong):
+        if len(sentences) != 2:
             raise UserError(
-                f"{where}: {len(own)} sentences where the previous and the current stand"
+                f"{where}: {len(sentences)} sentences where the previous and the current stand"
             )
     item = ContrastiveItem(
         source=source[1],
@@ -285,9 +290,9 @@ def _read_contrapro_text(path: Path) -> list[ContrastiveItem]:
     items, start = [], 0
     for record in records:
         group = lines[start : start + len(record.candidates)]
-        for own in group[1:]:
-            if not own.has_sources_of(group[0]):
-                raise _not_one_source(path, group[0], own)
+        for line in group[1:]:
+            if not line.has_sources_of(group[0]):
+                raise _not_one_source(path, group[0], line)
         items.append(_item_of(path, group, category=record.category, distance=record.distance))
         start += len(group)
     return items
@@ -340,18 +345,19 @@ def _read_text(path: Path, format: SetFormat) -> list[_Line]:
     others = _beside(path, rf"{re.escape(stem)}\.{part}\.[^.]+")
     others.remove(path)
     if len(others) != 1:
-        names = ", ".join(own.name for own in others) or "none"
+        names = ", ".join(other.name for other in others) or "none"
         raise UserError(
             f"{path}: one file {stem}.{part}.* of translations is wanted; found: {names}"
         )
     target = others[0]
     target_match = _TEXT_NAME.fullmatch(target.name)
     assert target_match is not None
-    contexts = [_context_file(path, stem, own, format) for own in (language, target_match[3])]
+    sides = (language, target_match[3])
+    contexts = [_context_file(path, stem, side, format) for side in sides]
     sources, targets = list(read_lines(path)), list(read_lines(target))
     if len(sources) != len(targets):
         raise UserError(f"{path} has {len(sources):,} lines but {target} has {len(targets):,}")
-    windows = [_windows(own, path, len(sources)) for own in contexts]
+    windows = [_windows(context, path, len(sources)) for context in contexts]
     rows = zip(sources, targets, *windows, strict=True)
     return [_Line(number, *row) for number, row in enumerate(rows, start=1)]
 
@@ -387,13 +393,13 @@ def _windows(context: Path, path: Path, count: int) -> list[tuple[str, ...]]:
 
 def _contexts_beside(path: Path, stem: str, language: str) -> list[Path]:
     """Find context files; where one has k lines a sentence by name, the longest comes last."""
-    name, own = re.escape(stem), re.escape(language)
-    counted = _beside(path, rf"{name}\.c\d+\.context\.{own}")
+    name, suffix = re.escape(stem), re.escape(language)
+    counted = _beside(path, rf"{name}\.c\d+\.context\.{suffix}")
     counted.sort(key=lambda found: int(found.name[len(stem) + 2 :].partition(".")[0]))
-    return counted + _beside(path, rf"{name}\.context\.{own}")
+    return counted + _beside(path, rf"{name}\.context\.{suffix}")
 
 
 def _beside(path: Path, pattern: str) -> list[Path]:
     """Find files in the folder of another by their whole names, compressed or not."""
     regex = re.compile(pattern + _COMPRESSED)
-    return sorted(own for own in path.parent.iterdir() if regex.fullmatch(own.name))
+    return sorted(found for found in path.parent.iterdir() if regex.fullmatch(found.name))

@@ -1,6 +1,5 @@
 """Set up the training of a context-aware model from a sentence-level RUN."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bertfused.batch import Example, token_batches
 from bertfused.checkpoint import (
     ModelCard,
     WarmStart,
@@ -34,16 +32,12 @@ from bertfused.pretrained import PretrainedEncoder
 from bertfused.training import LossModule, Trainer, TranslationLoss, choose_precision
 from bertfused.translate import Member
 from docnmt.batches import ContextBatch, DocumentExamples, collate_in_context, predict
+from docnmt.concatenation import ConcatenatedExamples, ConcatenatedSystem
 from docnmt.config import ConcatenationConfig, DocumentRecipe, FrozenBaseConfig
 from docnmt.context import ContextModel
 from docnmt.models import build_context_model
-from docnmt.sequential import (
-    ConcatenatedSystem,
-    ContextSystem,
-    DocumentLineTranslator,
-    first_that_fits,
-    join_example,
-)
+from docnmt.on_base import ContextSystem
+from docnmt.sequential import DocumentLineTranslator
 
 
 class ContextLoss(LossModule):
@@ -92,42 +86,6 @@ class ContextLoss(LossModule):
         self.model.noise.reseed(*key)
 
 
-class ConcatenatedExamples:
-    """A split in which each sentence stands behind its previous ones.
-
-    Args:
-        limit: Tokens that either side may have.
-    """
-
-    def __init__(
-        self, documents: DocumentExamples, config: ConcatenationConfig, limit: int
-    ) -> None:
-        self._documents = documents
-        self._with_target, self._limit = config.target, limit
-        lengths = [own.astype(np.int64) for own in documents.lengths[:2]]
-        self.lengths: Sequence[NDArray[np.integer[Any]]] = [own.copy() for own in lengths]
-        for i in range(len(documents)):
-            joined = [*documents.previous(i), i]
-            sizes = [(int(lengths[1][j]), int(config.target) * int(lengths[0][j])) for j in joined]
-            for j in joined[first_that_fits(sizes, limit) : -1]:  # its EOS becomes the break
-                self.lengths[0][i] += lengths[0][j] if config.target else 0
-                self.lengths[1][i] += lengths[1][j]
-
-    def __len__(self) -> int:
-        return len(self._documents)
-
-    def __getitem__(self, i: int) -> Example:
-        previous = [self._documents[j] for j in self._documents.previous(i)]
-        return join_example(
-            self._documents[i], previous, with_target=self._with_target, limit=self._limit
-        )
-
-    def batches(
-        self, batch_tokens: int, generator: np.random.Generator | None = None
-    ) -> list[NDArray[np.int64]]:
-        return token_batches(self.lengths, batch_tokens, generator=generator)
-
-
 def set_up(recipe: Recipe, data: DataFolder, init: Path | None, device: torch.device) -> Setup:
     """Set up what a recipe of ``docnmt`` trains.
 
@@ -147,20 +105,30 @@ def set_up(recipe: Recipe, data: DataFolder, init: Path | None, device: torch.de
             f"context.model = {config.model!r} is trained on top of a sentence-level RUN; "
             "name it with --init"
         )
+    return _set_up_on_base(recipe, config, data, init, device)
+
+
+def _set_up_on_base(
+    recipe: DocumentRecipe,
+    config: FrozenBaseConfig,
+    data: DataFolder,
+    init: Path,
+    device: torch.device,
+) -> Setup:
     check_subwords(recipe, data)
     check_dictionaries(init, data)
     trained = load_model(init)
-    card = trained.card
-    _check_base(recipe, card)
+    base_card = trained.card
+    _check_base(recipe, base_card)
     torch.manual_seed(recipe.train.seed)
-    encoder = trained.load_encoder()
+    encoder = trained.load_encoder(None if recipe.fusion is None else recipe.fusion.encoder)
     if encoder is not None:
         encoder.requires_grad_(False)  # one that was fine-tuned is part of the frozen base
-    model = build_context_model(trained.model, card, config)
-    card = card.model_copy(
+    model = build_context_model(trained.model, base_card, config)
+    card = base_card.model_copy(
         update={
             "context": config.model_dump(mode="json"),
-            "documents": _documents(data, _bert_previous(data, card)),
+            "documents": _documents(data, _bert_previous(data, base_card)),
             "search": recipe.search,
             "text_files": hash_text_files(data.path),
         }
@@ -171,18 +139,14 @@ def set_up(recipe: Recipe, data: DataFolder, init: Path | None, device: torch.de
         label_smoothing=recipe.optim.label_smoothing,
         mask_special=card.fusion is not None and card.fusion.mask_special,
     ).to(device)
+    start = _start_of(model)
     trainer = Trainer(
         module,
         recipe.optim,
         recipe.train,
+        fresh=start.fresh,
         device=device,
         precision=choose_precision(recipe.train.precision, device),
-    )
-    names = list(model_tensors(model))
-    start = WarmStart(
-        tuple(name for name in names if name.startswith("base.")),
-        tuple(name for name in names if not name.startswith("base.")),
-        (),
     )
     training, dev = (
         _in_documents(data, name, encoder, config.sentences, only_in_context=name == "train")
@@ -192,8 +156,17 @@ def set_up(recipe: Recipe, data: DataFolder, init: Path | None, device: torch.de
         raise UserError(f"no sentence of {data.path} has a previous one in its document")
     member = Member(card, model.base, *data.tokenizers(), encoder)
     translator = DocumentLineTranslator(ContextSystem(model, member, device))
-    resolved = recipe.model_copy(update={"model": card.model, "fusion": card.fusion})
+    resolved = recipe.model_copy(
+        update={"model": card.model, "fusion": recipe.fusion or card.fusion}
+    )
     return Setup(resolved, trainer, card, start, training, dev, translator)
+
+
+def _start_of(model: ContextModel) -> WarmStart:
+    """Say which tensors are the base's and which are new."""
+    names = list(model_tensors(model))
+    loaded = tuple(name for name in names if name.startswith("base."))
+    return WarmStart(loaded, tuple(name for name in names if name not in set(loaded)), ())
 
 
 def _set_up_concatenation(
@@ -207,6 +180,11 @@ def _set_up_concatenation(
         raise UserError("context.model = 'concatenation' is a plain model; leave [fusion] out")
     if init is not None:
         base = load_card(model_folder(init))
+        if base.fusion is not None:
+            raise UserError(
+                f"cannot start from {init}, which is BERT-fused; context.model = 'concatenation' "
+                "is a plain model"
+            )
         _check_base(recipe, base)
         recipe = recipe.model_copy(update={"model": base.model})
     trainer, card, start = build_trainer(recipe, data, init, device)
@@ -242,9 +220,15 @@ def _check_start(init: Path, config: FrozenBaseConfig | ConcatenationConfig | No
 
 
 def _check_base(recipe: DocumentRecipe, base: ModelCard) -> None:
-    """Refuse a recipe that describes another base than the RUN to start from."""
-    for key, own in (("model", base.model), ("fusion", base.fusion)):
-        if key in recipe.model_fields_set and getattr(recipe, key) != own:
+    """Refuse a recipe that describes another base than the RUN to start from.
+
+    The pretrained encoder may have moved; that it is the same one is checked when it is opened.
+    """
+    fusion = base.fusion
+    if fusion is not None and recipe.fusion is not None:
+        fusion = fusion.model_copy(update={"encoder": recipe.fusion.encoder})
+    for key, wanted in (("model", base.model), ("fusion", fusion)):
+        if key in recipe.model_fields_set and getattr(recipe, key) != wanted:
             raise UserError(
                 f"[{key}] of the recipe is not that of the RUN to start from, which is taken over; "
                 "leave it out"

@@ -175,9 +175,14 @@ class LayerwiseModel(ContextModel):
         """Start where the new layers pass their input on, but for what their gates let through."""
         for layer in (*self.input_layers, *self.output_layers):
             assert isinstance(layer, ContextLayer)
-            for last in (layer.self_attention.out_proj, layer.ffn.down):
-                nn.init.zeros_(last.weight)
-                nn.init.zeros_(last.bias)
+            last = [layer.self_attention.out_proj, layer.ffn.down]
+            for attention in layer.attentions:
+                assert isinstance(attention, GatedAttention)
+                if attention.gate is None:
+                    last.append(attention.attention.out_proj)
+            for projection in last:
+                nn.init.zeros_(projection.weight)
+                nn.init.zeros_(projection.bias)
 
     def source_states(self, encoded: Encoded) -> Float[Tensor, "batch source model_dim"]:
         """Weight the layers of the encoder (eq. 1, 2) and attend within the sentence (eq. 3)."""

@@ -10,17 +10,19 @@ Built as the document grammar is (`grammar.py`), on the tables of `suites_lexico
 
 The two links of a group differ, besides the right answer, on one side of their evidence alone: in
 German for deixis and lexical cohesion, in English for both kinds of ellipsis. So whoever does not
-see that side guesses, and is right in exactly half of the items. docs/suites.md shows examples.
+see the text of that side, nor states made from it, guesses, and is right in exactly half of the
+items. docs/suites.md shows examples.
 """
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import cycle, islice
 from pathlib import Path
 from random import Random
 from types import MappingProxyType
 
+from bertfused.errors import UserError
 from bertfused.text import SentencePair
 from docnmt import lexicon, suites_lexicon
 from docnmt.contrastive import ContrastiveItem, write_contrastive
@@ -248,16 +250,22 @@ def suite_items(category: str, seed: int, items: int) -> list[ContrastiveItem]:
         category: The suite's name in `SUITES`.
         seed: Seed of the random choices.
         items: At most so many; only whole groups, of two, are made.
+
+    Raises:
+        UserError: If the suite does not have so many distinct ones.
     """
     rng = Random(f"suites {category} {seed}")
     made: dict[ContrastiveItem, None] = {}  # a set that keeps the order
-    for links in SUITES[category](rng, "test"):
+    tries = 3 * items + 1
+    for links in islice(SUITES[category](rng, "test"), tries):
         group = _items(links, _asides(rng, CONTEXT - len(links[0].context)))
         if len(made) + len(group) > items:
-            break
+            return list(made)
         if made.keys().isdisjoint(group):
             made |= dict.fromkeys(group)
-    return list(made)
+    raise UserError(
+        f"{category}: {tries:,} tries gave {len(made):,} distinct items, but {items:,} are wanted"
+    )
 
 
 def _items(links: Sequence[Link], before: Sequence[SentencePair]) -> list[ContrastiveItem]:

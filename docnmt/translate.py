@@ -22,16 +22,13 @@ from bertfused.translate import (
     Translator,
     choose_device,
 )
+from docnmt.concatenation import ConcatenatedSystem
 from docnmt.config import ConcatenationConfig
 from docnmt.context import ContextModel
 from docnmt.documents import DocumentLine, InputLine, SeparatorLine, contexts, padded
 from docnmt.models import context_of, load_network
-from docnmt.sequential import (
-    ConcatenatedSystem,
-    ContextSystem,
-    DocumentLineTranslator,
-    paired_context,
-)
+from docnmt.on_base import ContextSystem
+from docnmt.sequential import DocumentLineTranslator, paired_context
 
 AnyTranslator = Translator | DocumentLineTranslator
 

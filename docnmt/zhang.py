@@ -36,6 +36,7 @@ class ZhangModel(ContextModel):
     """
 
     reads_target = False
+    reads_base = False
 
     def __init__(
         self, base: FusedTransformer, sizes: Sizes, *, sentences: int = 2, layers: int = 1

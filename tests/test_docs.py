@@ -353,12 +353,14 @@ def test_quick_start_runs(quick_start: tuple[Path, str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["bert_fused", "training", "translating", "interop", "docnmt"])
+@pytest.mark.parametrize(
+    "name", ["bert_fused", "training", "translating", "interop", "docnmt", "context_aware"]
+)
 def test_pages_run(name: str, quick_start: tuple[Path, str], tmp_path: Path) -> None:
     if name == "interop":
         pytest.importorskip("ctranslate2", reason="needs the extra 'ctranslate2'")
     folder = tmp_path / "page"
-    if name == "docnmt":
+    if name in ("docnmt", "context_aware"):
         folder.mkdir()
     else:
         shutil.copytree(quick_start[0], folder)

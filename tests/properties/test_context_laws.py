@@ -98,8 +98,8 @@ def test_batch_mates_and_padding_change_nothing(
     shuffled = dict(zip(order, corpus.log_probs(order), strict=True))
     for i, (own, single) in enumerate(zip(together, alone, strict=True)):
         assert bool(own.isfinite().all())
-        torch.testing.assert_close(own, single, rtol=0, atol=2e-5)
-        torch.testing.assert_close(shuffled[i], single, rtol=0, atol=2e-5)
+        torch.testing.assert_close(own, single, rtol=0, atol=5e-5)
+        torch.testing.assert_close(shuffled[i], single, rtol=0, atol=5e-5)
 
     parameters = list(own_parameters(model).values())
     sums = [sum(part[:, 4].sum() for part in parts) for parts in (together, alone)]
