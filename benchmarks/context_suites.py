@@ -230,10 +230,11 @@ def report(found: dict[str, list[dict[str, Any]]], images: Sequence[str]) -> str
         [
             "## Contrastive suites: which context a model uses",
             "",
-            f"{DOCUMENTS:,} training documents. Accuracy in % on {items} items a suite, mean over seeds (least to greatest); a tie "
-            "is wrong. Steps are those on top of the sentence-level model of the same seed. "
-            "Target context is states of the decoder, which attended to the English sentences: it "
-            "may tell in the ellipses, too. Made by `benchmarks/context_suites.py`.",
+            f"{DOCUMENTS:,} training documents. Accuracy in % on {items} items a suite, mean over "
+            "seeds (least to greatest); a tie is wrong. Steps are those on top of the "
+            "sentence-level model of the same seed. Target context is states of the decoder, "
+            "which attended to the English sentences: it may tell in the ellipses, too. Made by "
+            "`benchmarks/context_suites.py`.",
             "",
             table(["system", "seeds", "steps", *SUITES], rows),
             "",

@@ -32,6 +32,7 @@ from bertfused.pretrained import PretrainedEncoder
 from bertfused.training import LossModule, Trainer, TranslationLoss, choose_precision
 from bertfused.translate import Member
 from docnmt.batches import ContextBatch, DocumentExamples, collate_in_context, predict
+from docnmt.cadec import training_drafts
 from docnmt.concatenation import ConcatenatedExamples, ConcatenatedSystem
 from docnmt.config import ConcatenationConfig, DocumentRecipe, FrozenBaseConfig
 from docnmt.context import ContextModel
@@ -60,10 +61,15 @@ class ContextLoss(LossModule):
     def loss(self, batch: ContextBatch) -> Loss:
         total, nll, tokens = torch.zeros(()), torch.zeros(()), 0
         by_output: dict[torch.nn.Linear, list[tuple[torch.Tensor, torch.Tensor]]] = {}
-        for own in predict(self.model, self.encoder, batch, mask_special=self.mask_special):
-            by_output.setdefault(own.output, []).append(
-                (own.hidden[own.mask], own.target[own.mask])
-            )
+        draft = None
+        if self.model.wants_draft:
+            draft = training_drafts(self.model.base, self.model.noise)
+        for prediction in predict(
+            self.model, self.encoder, batch, mask_special=self.mask_special, draft=draft
+        ):
+            mask = prediction.mask
+            part = prediction.hidden[mask], prediction.target[mask]
+            by_output.setdefault(prediction.output, []).append(part)
         for output, parts in by_output.items():
             hidden, target = (torch.cat(column) for column in zip(*parts, strict=True))
             loss = cross_entropy(hidden, output.weight, target, self.label_smoothing)
