@@ -109,7 +109,15 @@ SetUp = Callable[[Recipe, DataFolder, Path | None, torch.device], Setup]
 
 
 def set_up(recipe: Recipe, data: DataFolder, init: Path | None, device: torch.device) -> Setup:
-    """Set up the training of a sentence-level model, plain or fused."""
+    """Set up the training of a sentence-level model, plain or fused.
+
+    Raises:
+        UserError: If recipe, data and the RUN to start from do not fit together.
+    """
+    if init is not None and load_card(model_folder(init)).context is not None:
+        raise UserError(
+            f"cannot start from {init}, which is a context-aware model; name a sentence-level RUN"
+        )
     trainer, card, start = build_trainer(recipe, data, init, device)
     module = trainer.module
     assert isinstance(module, TranslationLoss)

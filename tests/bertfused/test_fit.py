@@ -4,11 +4,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from bertfused.checkpoint import load_model, model_tensors
+from bertfused.checkpoint import load_card, load_model, model_tensors, write_card
 from bertfused.config import Recipe
 from bertfused.data import DataFolder
 from bertfused.errors import UserError
-from bertfused.fit import build_trainer
+from bertfused.fit import build_trainer, set_up
 from bertfused.subwords import Tokenizer, Words
 from bertfused.vocab import Vocabulary
 from tests.tiny_run import TINY, make_run
@@ -59,6 +59,16 @@ def test_a_model_of_another_dictionary_of_the_same_size_is_refused(
         f"cannot start from {tmp_path / 'run'}: its dict.en.txt is not that of {data.path}; "
         f"prepare the data with subwords.reuse = '{tmp_path / 'run' / 'model'}'"
     )
+
+
+def test_a_context_aware_model_is_no_start(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    make_run(run)
+    card = load_card(run / "model")
+    write_card(run / "model", card.model_copy(update={"context": {"model": "zhang"}}))
+    message = f"cannot start from {run}, which is a context-aware model; name a sentence-level RUN"
+    with pytest.raises(UserError, match=re.escape(message)):
+        set_up(recipe(), data_of(tmp_path / "data"), run, torch.device("cpu"))
 
 
 def test_what_does_not_fit_together_is_the_users_to_mend(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The losses of context-aware training, and how their examples are put together."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,15 +10,18 @@ import torch
 from numpy.typing import NDArray
 
 from bertfused.batch import Example
-from bertfused.config import OptimConfig, TrainConfig
+from bertfused.config import FusionConfig, OptimConfig, TrainConfig
+from bertfused.data import DataFolder
+from bertfused.errors import UserError
 from bertfused.fit import Examples
 from bertfused.training import Place, Step, Trainer, steps
 from docnmt.batches import DocumentExamples
-from docnmt.concatenation import BREAK
-from docnmt.config import ConcatenationConfig
-from docnmt.fit import ConcatenatedExamples, ContextLoss
+from docnmt.concatenation import BREAK, ConcatenatedExamples
+from docnmt.config import ConcatenationConfig, DocumentRecipe
+from docnmt.fit import ContextLoss, set_up
 from tests.tiny_context import ON_A_BASE, given, logits, own_parameters, tiny_context_model
 from tests.tiny_model import tiny_examples
+from tests.tiny_run import make_run
 
 LENGTHS = [(4, 3, 2), (2, 5, 2), (3, 4, 2), (5, 6, 2), (2, 2, 2), (3, 1, 2), (6, 3, 2), (1, 2, 2)]
 DOCIDS = ["a", "a", "a", "a", "b", "c", "c", ""]
@@ -172,3 +176,30 @@ def test_joined_sentences_are_as_long_as_they_say_and_within_the_limit(
     found = np.concatenate(joined.batches(20, np.random.default_rng(1)))
     assert sorted(found.tolist()) == list(range(8))
     assert np.concatenate(joined.batches(20)).size == 8
+
+
+def test_joined_sentences_do_not_start_from_a_fused_model(tmp_path: Path) -> None:
+    """Its BERT attention would be dropped without a word."""
+    make_run(tmp_path / "run", fusion=FusionConfig())
+    files = {"source": "a", "target": "b"}
+    recipe = DocumentRecipe.model_validate(
+        {
+            "data": {"source": "en", "target": "de", "train": [files], "dev": files},
+            "context": {"model": "concatenation"},
+            "train": {"max_steps": 1},
+        }
+    )
+    data = DataFolder(tmp_path, ("en", "de"), None, {})
+    with pytest.raises(UserError, match="which is BERT-fused"):
+        set_up(recipe, data, tmp_path / "run", torch.device("cpu"))
+
+
+def test_two_validations_of_the_same_weights_agree() -> None:
+    """Also where drafts are drawn, and whatever was drawn before."""
+    trainer, data = trainer_of(module_of("cadec")), split()
+    losses = []
+    for key in (1, 2):
+        trainer.module.begin_step(key, drop_net=0.0)
+        with trainer.evaluation():
+            losses.append(float(trainer.mean_loss(data).nll))
+    assert losses[0] == losses[1]
