@@ -11,7 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 USE_EXTRAS := demo,moses,tensorboard
-TEST_EXTRAS := $(USE_EXTRAS),ctranslate2,zstd,dev
+TEST_EXTRAS := $(USE_EXTRAS),ctranslate2,plot,zstd,dev
 
 .PHONY: demo test clean
 .DELETE_ON_ERROR:
