@@ -47,9 +47,10 @@ from common import (
 from documents_en_de import LAYER, Corpus, campaign_split, recipe_sections, write_splits
 
 from bertfused import metrics
-from bertfused.commands import evaluation, train_model
+from bertfused.commands import train_model
 from bertfused.config import load_recipe
 from bertfused.console import keep_freed_memory
+from bertfused.evaluation import evaluation
 from bertfused.prepare import prepare
 from bertfused.text import open_output, read_lines
 from docnmt.cli import MODE

@@ -137,7 +137,7 @@ class SelfAttentionCache:
     """Keys and values of every token generated so far, for all beams of a sentence together.
 
     Each step appends one slot per beam, and re-ordering beams moves none: which slots a beam may
-    look at is kept in a bias (see ``model.DecoderState``). ``keep_slots`` drops some.
+    look at is kept in a bias (see ``model.BeamSlots``). ``keep_slots`` drops some.
     """
 
     def __init__(self) -> None:

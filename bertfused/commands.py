@@ -5,7 +5,7 @@ A mode says how its text is read (``Mode``); the commands and their options are 
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import tee
 from pathlib import Path
@@ -136,6 +136,16 @@ BatchTokens = Annotated[
 ]
 Source = Annotated[
     Path, typer.Option("--source", help="Source text, one sentence a line; .gz and .zst by suffix.")
+]
+ByPronouns = Annotated[
+    str | None,
+    typer.Option(
+        "--by-pronouns",
+        metavar="PIPELINE",
+        help="Also print the results of the sentences whose source has a pronoun of the third "
+        "person, and of the others; found by a spaCy pipeline with a morphologizer or "
+        "attribute_ruler, installed (en_core_web_sm) or in a folder.",
+    ),
 ]
 Lowercase = Annotated[bool, typer.Option("--lowercase", help="Ignore case in BLEU and chrF.")]
 LongLines = Literal["truncate", "split", "error"]
@@ -373,16 +383,7 @@ def add_commands(app: typer.Typer, mode: Mode) -> None:
                 "sentence's encoder states: 0 means that the encoder is not used.",
             ),
         ] = False,
-        by_pronouns: Annotated[
-            str | None,
-            typer.Option(
-                "--by-pronouns",
-                metavar="PIPELINE",
-                help="Also print BLEU of the sentences whose source has a pronoun of the third "
-                "person, and of the others; found by a spaCy pipeline with a morphologizer or "
-                "attribute_ruler, installed (en_core_web_sm) or in a folder.",
-            ),
-        ] = None,
+        by_pronouns: ByPronouns = None,
         batch_tokens: BatchTokens = 4096,
         device: Device = "auto",
         encoder: Encoder = None,
@@ -391,6 +392,8 @@ def add_commands(app: typer.Typer, mode: Mode) -> None:
     ) -> None:
         """Translate a test set and print BLEU and chrF with signatures; d-BLEU for documents."""
         log_to_stderr(quiet)
+        from bertfused.evaluation import bleu_by_pronouns, evaluation, readable
+
         has_pronoun = None if by_pronouns is None else pronoun_finder(by_pronouns)
         translator = mode.load(
             run, device=device, encoder=encoder, encoder_precision=encoder_precision
@@ -415,7 +418,7 @@ def add_commands(app: typer.Typer, mode: Mode) -> None:
             results |= bleu_by_pronouns(translations, pairs, has_pronoun, lowercase=lowercase)
         if shuffle_encoder:
             results |= encoder_use(mode, translator, source, reference, batch_tokens)
-        typer.echo(json.dumps(results) if as_json else "\n".join(_readable(results)))
+        typer.echo(json.dumps(results) if as_json else "\n".join(readable(results)))
         warn_of(translator.counts)
 
 
@@ -582,37 +585,6 @@ def read_pairs_of(
         )
 
 
-def evaluation(
-    translations: Sequence["Translation | str"],
-    pairs: Sequence[tuple["SourceLine | str", str]],
-    *,
-    lowercase: bool = False,
-) -> dict[str, Any]:
-    """Score translations: BLEU, chrF, and d-BLEU where there are documents."""
-    from bertfused import metrics
-
-    hypotheses, references, documents = [], [], []
-    for own, (line, reference) in zip(translations, pairs, strict=True):
-        if not isinstance(own, str) and not isinstance(line, str):
-            hypotheses.append(own.text)
-            references.append(reference)
-            documents.append(line.document)
-    for warning in metrics.check_texts(hypotheses, references):
-        _logger.warning("%s", warning)
-    scores = {
-        "bleu": metrics.bleu(hypotheses, references, lowercase=lowercase),
-        "chrf": metrics.chrf(hypotheses, references, lowercase=lowercase),
-    }
-    if None not in documents:
-        scores["d-bleu"] = metrics.document_bleu(
-            hypotheses, references, [str(name) for name in documents], lowercase=lowercase
-        )
-    return {
-        key: {"value": score.value, "signature": score.signature, "text": str(score)}
-        for key, score in scores.items()
-    }
-
-
 def pronoun_finder(pipeline: str) -> Callable[[Iterable[str]], list[bool]]:
     """Load what tells which sentences have a pronoun of the third person.
 
@@ -625,49 +597,15 @@ def pronoun_finder(pipeline: str) -> Callable[[Iterable[str]], list[bool]]:
     return lambda sentences: third_person(sentences, tagger)
 
 
-def bleu_by_pronouns(
-    translations: Sequence["Translation | str"],
-    pairs: Sequence[tuple["SourceLine | str", str]],
-    has_pronoun: Callable[[Iterable[str]], list[bool]],
-    *,
-    lowercase: bool = False,
-) -> dict[str, Any]:
-    """Score the sentences with a third-person pronoun in the source, and those without."""
-    from bertfused import metrics
-
-    rows = [
-        (line.text, own.text, reference)
-        for own, (line, reference) in zip(translations, pairs, strict=True)
-        if not isinstance(own, str) and not isinstance(line, str)
-    ]
-    marks = has_pronoun(source for source, _, _ in rows)
-    results: dict[str, Any] = {}
-    for key, wanted, name in (
-        ("bleu-pronoun", True, "with a third-person pronoun"),
-        ("bleu-no-pronoun", False, "without"),
-    ):
-        group = [row for row, mark in zip(rows, marks, strict=True) if mark == wanted]
-        value, signature, text = None, None, "none"
-        if group:
-            _, hypotheses, references = zip(*group, strict=True)
-            score = metrics.bleu(hypotheses, references, lowercase=lowercase)
-            value, signature, text = score.value, score.signature, str(score)
-        results[key] = {
-            "value": value,
-            "signature": signature,
-            "sentences": len(group),
-            "text": f"{name} ({len(group):,} sentences): {text}",
-        }
-    return results
-
-
 def encoder_use(
     mode: Mode, translator: "LineTranslator", source: Path, reference: Path, batch_tokens: int
 ) -> dict[str, Any]:
     """Measure what another sentence's encoder states cost, in nats a reference token."""
     from bertfused.translate import Translator
 
-    if not isinstance(translator, Translator) or translator.members[0].encoder is None:
+    if not isinstance(translator, Translator):
+        raise UserError("--shuffle-encoder does not measure context-aware models")
+    if translator.members[0].encoder is None:
         raise UserError("--shuffle-encoder needs a fused model")
     documents = translator.documents
     pairs = [
@@ -682,8 +620,3 @@ def encoder_use(
         )
         means.append(-sum(s.log_prob for s in scores) / sum(s.tokens for s in scores))
     return {"nll": means[0], "nll_shuffled": means[1], "encoder_use": means[1] - means[0]}
-
-
-def _readable(results: Mapping[str, Any]) -> Iterator[str]:
-    for key, value in results.items():
-        yield value["text"] if isinstance(value, dict) else f"{key} = {value:.4f} nats a token"

@@ -188,7 +188,10 @@ class OptimConfig(Section):
         None, gt=0, lt=1, description="Decay a step of the averaged weights used in evaluation."
     )
     new_lr_scale: float = Field(
-        1.0, gt=0, description="Learning rate of newly started tensors (BERT attention), times lr."
+        1.0,
+        gt=0,
+        description="Learning rate of newly started tensors (BERT attention, context layers), "
+        "times lr.",
     )
 
 

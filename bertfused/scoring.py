@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bertfused.batch import Example, token_batches
-from bertfused.translate import Member, SourceLine, Translator
+from bertfused.translate import SourceLine, Translator
 
 _WINDOW = 4096
 
@@ -57,7 +57,7 @@ def _window(
     targets = [target for _, target in pairs]
     examples = []
     for member in translator.members:
-        own = _with_targets(member, member.examples(sources, translator.counts), targets)
+        own = member.examples_with_targets(sources, targets, translator.counts)
         if shuffle_encoder:
             others = own[1:] + own[:1]
             own = [replace(e, bert=o.bert) for e, o in zip(own, others, strict=True)]
@@ -74,27 +74,25 @@ def _window(
     return scores
 
 
-def _with_targets(
-    member: Member, examples: Sequence[Example], targets: Sequence[str]
-) -> list[Example]:
-    eos = member.target.vocabulary.eos
-    ids = member.target.encode_batch(targets)
-    return [replace(e, target=[*own, eos]) for e, own in zip(examples, ids, strict=True)]
-
-
 @torch.inference_mode()
 def _score(
     translator: Translator, examples: list[list[Example]], label_smoothing: float
 ) -> list[PairScore]:
-    own_log_probs, mask = [], torch.ones(())
-    for member, own in zip(translator.members, examples, strict=True):
-        batch = member.batch(own, translator.device)
-        assert batch.target is not None and batch.target_mask is not None
-        log_probs = member.model(batch).float().log_softmax(-1)
-        own_log_probs.append(target_log_probs(log_probs, batch.target, label_smoothing))
-        mask = batch.target_mask  # the same for all: they share the target vocabulary
-    average = torch.stack(own_log_probs).logsumexp(0) - math.log(len(own_log_probs))
-    sums, tokens = average.double().mul(mask).sum(1).tolist(), mask.sum(1).tolist()
+    batches = [
+        member.batch(own, translator.device)
+        for member, own in zip(translator.members, examples, strict=True)
+    ]
+    target, mask = batches[0].target, batches[0].target_mask  # they share the target vocabulary
+    assert target is not None and mask is not None
+    log_probs = [
+        member.model(batch).float().log_softmax(-1)
+        for member, batch in zip(translator.members, batches, strict=True)
+    ]
+    average = log_probs[0]
+    if len(log_probs) > 1:
+        average = torch.stack(log_probs).logsumexp(0) - math.log(len(log_probs))
+    picked = target_log_probs(average, target, label_smoothing)
+    sums, tokens = picked.double().mul(mask).sum(1).tolist(), mask.sum(1).tolist()
     return [PairScore(total, count) for total, count in zip(sums, tokens, strict=True)]
 
 

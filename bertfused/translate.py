@@ -121,6 +121,15 @@ class Member:
             for example, pieces in zip(examples, inputs, strict=True)
         ]
 
+    def examples_with_targets(
+        self, lines: Sequence[SourceLine], targets: Sequence[str], counts: Counter[str]
+    ) -> list[Example]:
+        """Make the ids of lines and of given translations."""
+        eos = self.target.vocabulary.eos
+        ids = self.target.encode_batch(targets)
+        examples = self.examples(lines, counts)
+        return [replace(e, target=[*own, eos]) for e, own in zip(examples, ids, strict=True)]
+
     def batch(self, examples: Sequence[Example], device: torch.device) -> Batch:
         """Collate examples and attach the pretrained encoder's states."""
         ids: BertIds | None = None if self.encoder is None else self.encoder.bert_ids

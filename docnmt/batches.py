@@ -91,20 +91,20 @@ def collate_in_context(
     ]
     order = token_batches(lengths, GROUP_TOKENS)
     place_of = {int(i): place for place, i in enumerate(np.concatenate(order))}
-    flat = [own[np.concatenate(order)] for own in lengths]
+    flat = [side[np.concatenate(order)] for side in lengths]
     contexts = {
-        i: (number, [place_of[j] for j in own])
-        for number, (i, own) in enumerate(zip(wanted, previous, strict=True))
+        i: (number, [place_of[j] for j in before])
+        for number, (i, before) in enumerate(zip(wanted, previous, strict=True))
     }
     groups, tasks = [], []
     for group, members in enumerate(order):
         groups.append(collate([examples[i] for i in members], bert_ids))
         found = [(row, *contexts[int(i)]) for row, i in enumerate(members) if int(i) in contexts]
         for has_context in (True, False):
-            own = [entry for entry in found if bool(entry[2]) == has_context]
-            if not own:
+            entries = [entry for entry in found if bool(entry[2]) == has_context]
+            if not entries:
                 continue
-            rows, numbers, before = zip(*own, strict=True)
+            rows, numbers, before = zip(*entries, strict=True)
             source, target = (
                 (Places.of(before, flat[1]), Places.of(before, flat[0]))
                 if has_context
@@ -150,7 +150,7 @@ def predict(
     """
     groups = batch.groups
     if encoder is not None:
-        groups = tuple(encoder.attach(own, None, mask_special=mask_special) for own in groups)
+        groups = tuple(encoder.attach(group, None, mask_special=mask_special) for group in groups)
     encoded = [Encoded(model.base, group) for group in groups]
     sources = torch.cat([model.source_states(group)[group.batch.source_mask] for group in encoded])
     targets = torch.cat([_target_states(model, group) for group in encoded])
@@ -197,7 +197,7 @@ class DocumentExamples:
         self._examples = examples
         self.lengths = examples.lengths
         self._only_in_context = only_in_context
-        starts = [i for i, own in enumerate(docids) if not i or not own or own != docids[i - 1]]
+        starts = [i for i, name in enumerate(docids) if not i or not name or name != docids[i - 1]]
         self._documents = [
             np.arange(start, end, dtype=np.int64) for start, end in pairwise([*starts, len(docids)])
         ]

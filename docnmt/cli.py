@@ -12,6 +12,7 @@ import typer
 
 from bertfused.commands import (
     BatchTokens,
+    ByPronouns,
     Device,
     Encoder,
     EncoderPrecision,
@@ -224,15 +225,7 @@ def contrast(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the accuracies as one JSON list, a set in each.")
     ] = False,
-    by_pronouns: Annotated[
-        str | None,
-        typer.Option(
-            "--by-pronouns",
-            metavar="PIPELINE",
-            help="Also print the accuracy where the source has a pronoun of the third person, and "
-            "where not; a spaCy pipeline that tags words, by name or folder.",
-        ),
-    ] = None,
+    by_pronouns: ByPronouns = None,
     label_smoothing: Annotated[
         float,
         typer.Option(

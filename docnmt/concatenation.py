@@ -137,12 +137,10 @@ class ConcatenatedSystem:
         member.model.eval()
         histories = [history_of(line, target, 0)[-self.sentences - 1 :] for line, target in pairs]
         distinct = list(dict.fromkeys(pair for history in histories for pair in history))
-        sources = member.examples([SourceLine(pair.source) for pair in distinct], self.base.counts)
-        targets = member.target.encode_batch([pair.target for pair in distinct])
-        examples = {
-            pair: replace(example, target=[*ids, Vocabulary.eos])
-            for pair, example, ids in zip(distinct, sources, targets, strict=True)
-        }
+        lines = [SourceLine(pair.source) for pair in distinct]
+        targets = [pair.target for pair in distinct]
+        whole = member.examples_with_targets(lines, targets, self.base.counts)
+        examples = dict(zip(distinct, whole, strict=True))
         joined = [
             self._joined(examples[history[-1]], [examples[before] for before in history[:-1]])
             for history in histories

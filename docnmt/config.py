@@ -47,6 +47,14 @@ class LayerwiseConfig(Section):
     def _reads_something(self) -> "LayerwiseConfig":
         if not (self.source or self.target):
             raise ValueError("source and target are both false: no context would be read")
+        fields = type(self).model_fields
+        for side, keys in (
+            ("source", ("layer_weighting", "reset_gate")),
+            ("target", ("target_dropout",)),
+        ):
+            for key in keys:
+                if not getattr(self, side) and getattr(self, key) != fields[key].default:
+                    raise ValueError(f"{key} has no meaning with {side} = false")
         return self
 
 

@@ -58,7 +58,7 @@ class LayerWeighting(nn.Module):
     def forward(
         self, outputs: Sequence[Float[Tensor, "batch source model_dim"]]
     ) -> Float[Tensor, "batch source model_dim"]:
-        normed = torch.stack([functional.layer_norm(own, own.shape[-1:]) for own in outputs])
+        normed = torch.stack([functional.layer_norm(o, o.shape[-1:]) for o in outputs])
         mixed: Tensor = torch.tensordot(self.shares().to(normed), normed, dims=1)
         return mixed
 
@@ -68,10 +68,12 @@ class SourceContextLayer(nn.Module):
 
     Equations 3 to 6::
 
-    own = x + self-attention(norm(x))                          for each context sentence
-    cross = attention(own, encoder output of the sentence to translate)
-    y = sigmoid(W [own | cross] + b) * own                     "reset"; "reset_add": + cross
-    y + FFN(norm(y))
+        own = x + self-attention(norm(x))                       for each context sentence
+        cross = attention(own, encoder output of the sentence to translate)
+        y = sigmoid(W [own | cross] + b) * own                  "reset"; "reset_add": + cross
+        y + FFN(norm(y))
+
+    The residuals and norms are ours, and that ``cross`` has dropout.
     """
 
     def __init__(self, sizes: Sizes, reset_gate: ResetGate, noise: Noise) -> None:
@@ -222,7 +224,7 @@ class LayerwiseModel(ContextModel):
         if self.source_layers:
             contexts.append(self._source_context(current, source))
             masks.append(source.mask)
-        context_biases = [padding_bias(own) for own in masks]
+        context_biases = [padding_bias(context_mask) for context_mask in masks]
         for layer in self.input_layers:
             x = layer(x, bias, contexts, context_biases)
         if self.target_positions is not None:
@@ -233,14 +235,15 @@ class LayerwiseModel(ContextModel):
     def _source_context(self, current: Current, source: Context) -> Context:
         assert self.source_positions is not None
         memory, bias = current.memory.states, padding_bias(current.memory.mask)
-        own = source
+        context = source
         for number, layer in enumerate(self.source_layers):
             assert isinstance(layer, SourceContextLayer)
             if number:
-                padded = layer.attend(own.pad(own.states), _own_sentence_bias(own))
-                own = replace(own, states=padded[own.mask])
-            own = replace(own, states=layer.read_for(own, memory, bias))
-        return replace(own, states=own.states + _at(self.source_positions, own.distance))
+                padded = layer.attend(context.pad(context.states), _own_sentence_bias(context))
+                context = replace(context, states=padded[context.mask])
+            context = replace(context, states=layer.read_for(context, memory, bias))
+        states = context.states + _at(self.source_positions, context.distance)
+        return replace(context, states=states)
 
     def _target_context(self, target: Context) -> Context:
         assert self.target_positions is not None

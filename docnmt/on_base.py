@@ -201,13 +201,9 @@ class ContextSystem:
         return scores
 
     def _examples(self, pairs: Sequence[Pair]) -> list[Example]:
-        member = self.base.members[0]
         lines = [SourceLine(pair.source, pair.bert_context) for pair in pairs]
-        targets = member.target.encode_batch([pair.target for pair in pairs])
-        return [
-            replace(example, target=[*ids, Vocabulary.eos])
-            for example, ids in zip(member.examples(lines, self.base.counts), targets, strict=True)
-        ]
+        targets = [pair.target for pair in pairs]
+        return self.base.members[0].examples_with_targets(lines, targets, self.base.counts)
 
     def _drafts(
         self,

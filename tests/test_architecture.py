@@ -32,7 +32,7 @@ LAYERS = (
     {"search", "loss", "checkpoint", "prepare"},
     {"translate", "training"},
     {"scoring", "run"},
-    {"fit", "interop"},
+    {"fit", "interop", "evaluation"},
     {"console", "commands"},
     {"cli", "__main__", "__init__"},
 )

@@ -195,6 +195,14 @@ def test_an_unknown_key_is_answered_with_the_nearest(
             "context: source and target are both false: no context would be read",
         ),
         (
+            "model='layerwise', source=false, reset_gate='none'",
+            "context: reset_gate has no meaning with source = false",
+        ),
+        (
+            "model='layerwise', target=false, target_dropout=0.2",
+            "context: target_dropout has no meaning with target = false",
+        ),
+        (
             "model='layerwize'",
             "context.model = 'layerwize': input should be 'layerwise', 'cadec', 'zhang' or "
             "'concatenation'",

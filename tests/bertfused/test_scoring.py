@@ -1,3 +1,4 @@
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,6 +48,17 @@ def fused(runs: Path) -> Translator:
     return Translator.load(runs / "fused", device="cpu")
 
 
+def mean_probabilities(translator: Translator, source: SourceLine, target: str) -> torch.Tensor:
+    """The distribution of each target token, averaged over the members."""
+    means: list[torch.Tensor] = []
+    for member in translator.members:
+        (example,) = member.examples_with_targets([source], [target], Counter())
+        with torch.inference_mode():
+            logits = member.model(member.batch([example], torch.device("cpu")))
+        means.append(logits[0].double().softmax(-1))
+    return torch.stack(means).mean(0)
+
+
 def naive(translator: Translator, source: SourceLine, target: str) -> PairScore:
     """Sum the log of the mean probability of each token, given those before it."""
     (member, *_) = translator.members
@@ -71,6 +83,19 @@ def test_scores_are_sums_of_log_probabilities(translator: Translator) -> None:
     expected = [naive(translator, source, target) for source, target in PAIRS]
     assert [own.tokens for own in expected] == [3, 1, 7, 3, 2]
     assert_alike(list(score_pairs(translator, PAIRS)), expected)
+
+
+def test_smoothed_scores_are_of_the_averaged_probabilities(translator: Translator) -> None:
+    """0.8 of the right token and 0.2 shared by all others: training's loss, negative."""
+    target = translator.members[0].target
+    for (source, text), found in zip(
+        PAIRS, score_pairs(translator, PAIRS, label_smoothing=0.2), strict=True
+    ):
+        log_probs = mean_probabilities(translator, source, text).log()
+        ids = [*target.encode(text), target.vocabulary.eos]
+        weights = torch.full_like(log_probs, 0.2 / (log_probs.shape[1] - 1))
+        weights[range(len(ids)), ids] = 0.8
+        assert found.log_prob == pytest.approx(float((weights * log_probs).sum()), abs=1e-3)
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 8, 10_000])

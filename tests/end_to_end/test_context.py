@@ -402,7 +402,7 @@ def test_a_model_of_no_side_is_refused(work: Path, tmp_path: Path) -> None:
 def test_other_peoples_encoder_use_is_not_measured(work: Path, runs: dict[str, Path]) -> None:
     pairs = ["--source", work / "test.en", "--reference", work / "test.de"]
     said = fail("docnmt evaluate", runs["layerwise"], *pairs, "--shuffle-encoder")
-    assert said == "--shuffle-encoder needs a fused model"
+    assert said == "--shuffle-encoder does not measure context-aware models"
 
 
 # On a fused base
