@@ -133,53 +133,60 @@ class KeysValues:
         return KeysValues(self.keys[sentences], self.values[sentences])
 
 
-class SelfAttentionCache:
-    """Keys and values of every token generated so far, for all beams of a sentence together.
+class SlotStore:
+    """What every token generated so far left behind, for all beams of a sentence together.
 
-    Each step appends one slot per beam, and re-ordering beams moves none: which slots a beam may
-    look at is kept in a bias (see ``model.BeamSlots``). ``keep_slots`` drops some.
+    Each step appends one slot per beam, and re-ordering beams moves none: which slots are the past
+    of a beam is kept in a bias (see ``model.BeamSlots``). ``keep_slots`` drops some.
     """
 
     def __init__(self) -> None:
         self.slots = 0
-        self._keys: Float[Tensor, "batch heads capacity head_dim"] | None = None
-        self._values: Float[Tensor, "batch heads capacity head_dim"] | None = None
+        self._stored: Float[Tensor, "batch heads capacity width"] | None = None
 
     def append(
-        self,
-        keys: Float[Tensor, "batch heads beams head_dim"],
-        values: Float[Tensor, "batch heads beams head_dim"],
-    ) -> tuple[
-        Float[Tensor, "batch heads slots head_dim"], Float[Tensor, "batch heads slots head_dim"]
-    ]:
-        end = self.slots + keys.shape[2]
-        if self._keys is None or self._values is None or end > self._keys.shape[2]:
-            self._grow(keys, max(2 * end, 16 * keys.shape[2]))
-        assert self._keys is not None and self._values is not None
-        self._keys[:, :, self.slots : end] = keys
-        self._values[:, :, self.slots : end] = values
+        self, added: Float[Tensor, "batch heads beams width"]
+    ) -> Float[Tensor, "batch heads slots width"]:
+        """Add a slot for each beam; return all there are."""
+        end = self.slots + added.shape[2]
+        if self._stored is None or end > self._stored.shape[2]:
+            self._grow(added, max(2 * end, 16 * added.shape[2]))
+        assert self._stored is not None
+        self._stored[:, :, self.slots : end] = added
         self.slots = end
-        return self._keys[:, :, :end], self._values[:, :, :end]
+        return self._stored[:, :, :end]
 
     def _grow(self, like: Tensor, capacity: int) -> None:
-        batch, heads, _, head_dim = like.shape
-        keys, values = like.new_empty(2, batch, heads, capacity, head_dim)
-        if self._keys is not None and self._values is not None:
-            keys[:, :, : self.slots] = self._keys[:, :, : self.slots]
-            values[:, :, : self.slots] = self._values[:, :, : self.slots]
-        self._keys, self._values = keys, values
+        batch, heads, _, width = like.shape
+        grown = like.new_empty(batch, heads, capacity, width)
+        if self._stored is not None:
+            grown[:, :, : self.slots] = self._stored[:, :, : self.slots]
+        self._stored = grown
 
     def keep(self, sentences: Int[Tensor, "kept"]) -> None:
-        if self._keys is not None and self._values is not None:
-            self._keys, self._values = self._keys[sentences], self._values[sentences]
+        if self._stored is not None:
+            self._stored = self._stored[sentences]
 
     def keep_slots(self, slots: Int[Tensor, "batch kept"]) -> None:
         """Forget all other slots of each sentence; the kept ones stand in this order."""
         self.slots = slots.shape[1]
-        for stored in (self._keys, self._values):
-            if stored is not None:
-                index = slots[:, None, :, None].expand(-1, stored.shape[1], -1, stored.shape[3])
-                stored[:, :, : self.slots] = stored.gather(2, index)
+        if self._stored is not None:
+            stored = self._stored
+            index = slots[:, None, :, None].expand(-1, stored.shape[1], -1, stored.shape[3])
+            stored[:, :, : self.slots] = stored.gather(2, index)
+
+    def of(self, sentence: int, slots: Bool[Tensor, "slots"]) -> Float[Tensor, "heads _ width"]:
+        """Return some slots of a sentence, the oldest first."""
+        assert self._stored is not None
+        return self._stored[sentence, :, : self.slots][:, slots]
+
+
+@dataclass(frozen=True)
+class SelfAttentionCache:
+    """Keys and values of every token generated so far."""
+
+    keys: SlotStore
+    values: SlotStore
 
 
 def split_heads(
@@ -224,7 +231,7 @@ class SelfAttention(nn.Module):
         """
         query, keys, values = split_heads(self.in_proj(x), 3, self.heads)
         if cache is not None:
-            keys, values = cache.append(keys, values)
+            keys, values = cache.keys.append(keys), cache.values.append(values)
         attended: Tensor = self.out_proj(attend(query, keys, values, bias, self.dropout))
         return attended
 

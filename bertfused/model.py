@@ -14,6 +14,7 @@ from bertfused.attention import (
     KeysValues,
     SelfAttention,
     SelfAttentionCache,
+    SlotStore,
     causal_bias,
     padding_bias,
 )
@@ -230,12 +231,15 @@ class BeamSlots:
 
     def __init__(self, batch: int, device: torch.device) -> None:
         self.bias = torch.empty(batch, 1, 1, 0, device=device)
-        self._caches: list[SelfAttentionCache] = []
+        self._stores: list[SlotStore] = []
         self._steps = self._forgot_at = 0
 
     def new_cache(self) -> SelfAttentionCache:
-        self._caches.append(SelfAttentionCache())
-        return self._caches[-1]
+        return SelfAttentionCache(self.new_store(), self.new_store())
+
+    def new_store(self) -> SlotStore:
+        self._stores.append(SlotStore())
+        return self._stores[-1]
 
     def append(self, tokens: Int[Tensor, "batch beams"]) -> None:
         """Give every beam one slot more; each layer then appends to its own cache."""
@@ -259,16 +263,24 @@ class BeamSlots:
         if most == is_dead.shape[1]:
             return
         slots = is_dead.byte().argsort(dim=1, stable=True)[:, :most]
-        for cache in self._caches:
-            cache.keep_slots(slots)
+        for store in self._stores:
+            store.keep_slots(slots)
         index = slots[:, None, None, :].expand(-1, -1, self.bias.shape[2], -1)
         self.bias = self.bias.gather(3, index)
 
     def keep(self, sentences: Int[Tensor, "kept"]) -> None:
         """Drop all other sentences."""
-        for cache in self._caches:
-            cache.keep(sentences)
+        for store in self._stores:
+            store.keep(sentences)
         self.bias = self.bias[sentences]
+
+    def past(
+        self, store: SlotStore, places: Int[Tensor, "beams 2"]
+    ) -> list[Float[Tensor, "heads _ width"]]:
+        """Return what the tokens of some beams (sentence, beam) left in a store, oldest first."""
+        sentences, beams = places.unbind(1)
+        is_own = self.bias[sentences, 0, beams] == 0
+        return [store.of(i, own) for i, own in zip(sentences.tolist(), is_own, strict=True)]
 
 
 class DecoderState:
@@ -276,9 +288,14 @@ class DecoderState:
 
     Beams share what belongs to their sentence: keys and values of the memory exist once, and a
     beam is one more query.
+
+    Args:
+        keep_states: Whether ``states`` will be asked for.
     """
 
-    def __init__(self, model: FusedTransformer, memory: Memory) -> None:
+    def __init__(
+        self, model: FusedTransformer, memory: Memory, *, keep_states: bool = False
+    ) -> None:
         self._embed, self._norm, self._output = (
             model.decoder.embed,
             model.decoder.norm,
@@ -297,6 +314,7 @@ class DecoderState:
         #: Of this decoder's layers, and of any layers on top of it.
         self.slots = BeamSlots(len(memory.states), memory.states.device)
         self._caches = [self.slots.new_cache() for _ in self._layers]
+        self._states = self.slots.new_store() if keep_states else None
         self._position = 0
 
     def advance(self, tokens: Int[Tensor, "batch beams"]) -> Float[Tensor, "batch beams model_dim"]:
@@ -309,7 +327,14 @@ class DecoderState:
         ):
             x = layer(x, self.slots.bias, memory, self._memory_bias, bert, self._bert_bias, cache)
         normed: Tensor = x if self._norm is None else self._norm(x)
+        if self._states is not None:
+            self._states.append(normed[:, None])
         return normed
+
+    def states(self, places: Int[Tensor, "beams 2"]) -> list[Float[Tensor, "_ model_dim"]]:
+        """Return the last hidden states of each step of some beams (sentence, beam)."""
+        assert self._states is not None
+        return [states[0] for states in self.slots.past(self._states, places)]
 
     def step(self, tokens: Int[Tensor, "batch beams"]) -> Float[Tensor, "batch beams vocab"]:
         """Append one token to every beam and return the logits of the next."""

@@ -8,7 +8,7 @@ departures are named where they happen.
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -58,11 +58,19 @@ class SpecialIds:
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One translation: its ids, EOS last, its length-normalised score, one log-prob per id."""
+    """One translation.
+
+    Attributes:
+        ids: EOS last.
+        score: Length-normalised.
+        token_log_probs: One per id.
+        states: Of the decoder, where they were asked for: those that predicted each id.
+    """
 
     ids: list[int]
     score: float
     token_log_probs: list[float]
+    states: Float[Tensor, "length width"] | None = field(default=None, compare=False, repr=False)
 
 
 class Candidates(NamedTuple):
@@ -75,6 +83,8 @@ class Candidates(NamedTuple):
 
 # Picks continuations, given log-probs, total log-probs of the beams, sentence of each row, step.
 Choose = Callable[[Tensor, Tensor, Tensor, int], Candidates]
+# Gives the states of all steps so far of some beams, named by (row, beam).
+StatesOf = Callable[[Tensor], list[Tensor]]
 
 
 def beam_search(
@@ -85,6 +95,7 @@ def beam_search(
     nbest: int | None = None,
     prefixes: Sequence[Sequence[int]] | None = None,
     special: SpecialIds = SpecialIds(),
+    states_of: StatesOf | None = None,
 ) -> list[list[Hypothesis]]:
     """Find the best hypotheses of each sentence, best first.
 
@@ -103,6 +114,7 @@ def beam_search(
         prefixes: Ids each translation has to begin with; they may end in EOS. A forced token is
             exempt from all other rules. (fairseq repeats a hypothesis whose EOS was forced
             beam_size times; here it comes once.)
+        states_of: Asked of the decoder for each hypothesis, at the step that ends it.
 
     Raises:
         UserError: If ``nbest`` exceeds the beam, or a sentence is left without any hypothesis.
@@ -117,7 +129,7 @@ def beam_search(
         return diverse_candidates(log_probs, scores, 2 * width, groups, config.diverse_strength)
 
     rules = _Rules.build(max_lengths, prefixes, config, special)
-    found = _search(decoder, rules, config, width, choose)
+    found = _search(decoder, rules, config, width, choose, states_of)
     return [hypotheses[:nbest] for hypotheses in found]
 
 
@@ -130,6 +142,7 @@ def sample(
     num_samples: int = 1,
     prefixes: Sequence[Sequence[int]] | None = None,
     special: SpecialIds = SpecialIds(),
+    states_of: StatesOf | None = None,
 ) -> list[list[Hypothesis]]:
     """Draw ``num_samples`` translations of each sentence, most probable first.
 
@@ -151,7 +164,7 @@ def sample(
         return sampled_candidates(log_probs, scores, uniforms[sentences, step], top_k, top_p)
 
     rules = _Rules.build(max_lengths, prefixes, config, special)
-    return _search(decoder, rules, config, num_samples, choose)
+    return _search(decoder, rules, config, num_samples, choose, states_of)
 
 
 def longest(
@@ -173,7 +186,12 @@ def line_seeds(seed: int, lines: Sequence[int]) -> list[int]:
 
 @torch.inference_mode()
 def _search(
-    decoder: Decoder, rules: "_Rules", config: SearchConfig, width: int, choose: Choose
+    decoder: Decoder,
+    rules: "_Rules",
+    config: SearchConfig,
+    width: int,
+    choose: Choose,
+    states_of: StatesOf | None,
 ) -> list[list[Hypothesis]]:
     """Run the loop that beam search and sampling share; they differ in ``choose``."""
     device, eos = rules.limits.device, rules.special.eos
@@ -195,7 +213,7 @@ def _search(
         going = _going_on(best, is_eos, width)
         if len(ended):
             stuck = (going.scores.amax(1) == -math.inf).tolist()
-            finished = _hypotheses(ended, best, history, totals, config, eos)
+            finished = _hypotheses(ended, best, history, totals, config, eos, states_of)
             for row, hypothesis in zip(ended[:, 0].tolist(), finished, strict=True):
                 hypotheses = found[order[row]]
                 if len(hypotheses) < width:
@@ -248,6 +266,7 @@ def _hypotheses(
     totals: Float[Tensor, "batch beams step"],
     config: SearchConfig,
     eos: int,
+    states_of: StatesOf | None,
 ) -> list[Hypothesis]:
     """Make a hypothesis of each (row, rank) of the candidates."""
     rows, ranks = ended.unbind(1)
@@ -256,11 +275,16 @@ def _hypotheses(
     log_probs = sums.diff(dim=1, prepend=torch.zeros_like(sums[:, :1]))
     length = sums.size(1)
     divisor = length**config.length_penalty if config.normalize else 1.0
+    found = zip(
+        history[rows, parents].tolist(),
+        sums[:, -1].tolist(),
+        log_probs.tolist(),
+        states_of(torch.stack([rows, parents], dim=1)) if states_of else [None] * len(rows),
+        strict=True,
+    )
     return [
-        Hypothesis([*ids, eos], score / divisor, token_log_probs)
-        for ids, score, token_log_probs in zip(
-            history[rows, parents].tolist(), sums[:, -1].tolist(), log_probs.tolist(), strict=True
-        )
+        Hypothesis([*ids, eos], score / divisor, token_log_probs, states)
+        for ids, score, token_log_probs, states in found
     ]
 
 

@@ -17,11 +17,13 @@ from bertfused.checkpoint import ModelCard, TrainedModel, load_model
 from bertfused.config import SearchConfig
 from bertfused.errors import UserError
 from bertfused.model import DecoderState, FusedTransformer
+from bertfused.packed import pack_linears
 from bertfused.pretrained import PretrainedEncoder
 from bertfused.search import (
     Decoder,
     Ensemble,
     Hypothesis,
+    StatesOf,
     beam_search,
     line_seeds,
     longest,
@@ -221,7 +223,10 @@ class Translator:
             for member in members:
                 if member.encoder is not None:
                     member.encoder.to(torch.bfloat16)
-        return Translator(members, choose_device(device))
+        place = choose_device(device)
+        for member in members:
+            pack_linears(member.model, place)
+        return Translator(members, place)
 
     @property
     def documents(self) -> dict[str, Any] | None:
@@ -359,6 +364,7 @@ class Translator:
         nbest: int,
         seeds: Sequence[int],
         begun: Sequence[int] | None = None,
+        states_of: StatesOf | None = None,
     ) -> list[list[Hypothesis]]:
         """Search with a decoder that stands before the first token of some sentences.
 
@@ -366,6 +372,7 @@ class Translator:
             forced: Ids that each translation has to begin with.
             seeds: One a sentence, for sampling.
             begun: How many of the forced ids the longest output does not count.
+            states_of: As of ``beam_search``.
         """
         positions = min(member.card.model.max_positions for member in self.members)
         lengths = torch.tensor(source_lengths, device=self.device)
@@ -375,10 +382,18 @@ class Translator:
             max_lengths.clamp_(max=positions - 1)
         if search.sampling:
             found = sample(
-                decoder, max_lengths, search, seeds=seeds, num_samples=nbest, prefixes=forced
+                decoder,
+                max_lengths,
+                search,
+                seeds=seeds,
+                num_samples=nbest,
+                prefixes=forced,
+                states_of=states_of,
             )
         else:
-            found = beam_search(decoder, max_lengths, search, nbest=nbest, prefixes=forced)
+            found = beam_search(
+                decoder, max_lengths, search, nbest=nbest, prefixes=forced, states_of=states_of
+            )
         cut = sum(
             len(own[0].ids) > limit for own, limit in zip(found, max_lengths.tolist(), strict=True)
         )

@@ -216,9 +216,9 @@ class Encoded:
 @torch.no_grad()
 def target_states(
     embed: Embedding,
-    target: Int[Tensor, "batch target"],
-    hidden: Float[Tensor, "batch target model_dim"],
-) -> Float[Tensor, "batch target two_model_dim"]:
+    target: Int[Tensor, "*places"],
+    hidden: Float[Tensor, "*places model_dim"],
+) -> Float[Tensor, "*places two_model_dim"]:
     """Represent target tokens: the embedding of each beside the decoder state that predicted it.
 
     (Voita et al., 2019; Xu et al., 2020.) The embedding is scaled as in the decoder's input.
@@ -293,7 +293,10 @@ def gate_of(
     first: Float[Tensor, "*places model_dim"],
     second: Float[Tensor, "*places model_dim"],
 ) -> Float[Tensor, "*places model_dim"]:
-    """Compute sigmoid(W [first | second] + b) without joining the two."""
+    """Compute sigmoid(W [first | second] + b), with gradients without joining the two."""
+    if not torch.is_grad_enabled():
+        joined: Tensor = linear(torch.cat([first, second.to(first)], dim=-1))
+        return joined.to(first).sigmoid_()
     width = first.shape[-1]
     logits = functional.linear(first, linear.weight[:, :width], linear.bias)
     logits = logits + functional.linear(second, linear.weight[:, width:])

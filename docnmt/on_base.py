@@ -18,7 +18,16 @@ from bertfused.translate import Member, SourceLine, Translator
 from bertfused.vocab import Vocabulary
 from docnmt.batches import collate_in_context, predict, target_of
 from docnmt.cadec import draft_of
-from docnmt.context import Context, ContextModel, Current, Draft, Encoded, Places
+from docnmt.context import (
+    Context,
+    ContextModel,
+    Current,
+    Draft,
+    Encoded,
+    Places,
+    target_states,
+)
+from docnmt.layerwise import LayerwiseDecoder
 from docnmt.sequential import Pair, Sentence, by_length, forced_prefixes, history_of
 
 
@@ -68,7 +77,7 @@ class ContextSystem:
         current = self._current(sentences)
         decoder: Decoder
         if not sentences[0].previous and self.model.reads_base:
-            decoder = DecoderState(self.model.base, current.memory)
+            decoder = DecoderState(self.model.base, current.memory, keep_states=self.reads_target)
         elif not sentences[0].previous:
             examples = [sentence.example for sentence in sentences]
             decoder = self.base.members[0].start(examples, self.base.device)
@@ -83,15 +92,25 @@ class ContextSystem:
             decoder = self.model.start(current, source, target)
         lengths = [len(sentence.example.source) for sentence in sentences]
         forced = forced_prefixes(sentences, self.base)
-        return self.base.find(decoder, lengths, forced, search, nbest, seeds)
+        states_of = None
+        if self.reads_target and isinstance(decoder, DecoderState | LayerwiseDecoder):
+            states_of = decoder.states
+        found = self.base.find(decoder, lengths, forced, search, nbest, seeds, states_of=states_of)
+        for sentence, (best, *_) in zip(sentences, found, strict=True):
+            if best.states is not None:
+                ids = torch.tensor(best.ids, device=self.base.device)
+                embed = self.model.base.decoder.embed
+                sentence.target_states = target_states(embed, ids, best.states)
+        return found
 
     @torch.inference_mode()
     def finish(self, sentences: Sequence[Sentence]) -> None:
-        """Represent the translations by what the base's decoder makes of them."""
-        if self.reads_target:
-            rows = [sentence.ids or [Vocabulary.eos] for sentence in sentences]
-            represented = self._represent(rows, self._current(sentences))
-            for row, sentence in enumerate(sentences):
+        """Represent the translations by the base's decoder, where the search did not do it."""
+        missing = [sentence for sentence in sentences if sentence.target_states is None]
+        if self.reads_target and missing:
+            rows = [sentence.ids or [Vocabulary.eos] for sentence in missing]
+            represented = self._represent(rows, self._current(missing))
+            for row, sentence in enumerate(missing):
                 sentence.target_states = represented.states[row, : len(rows[row])]
         for sentence in sentences:
             sentence.memory, sentence.draft, sentence.previous = None, None, ()

@@ -12,6 +12,7 @@ import torch
 from bertfused.checkpoint import TrainedModel, load_card, model_folder
 from bertfused.config import SearchConfig
 from bertfused.errors import UserError
+from bertfused.packed import pack_linears
 from bertfused.scoring import PairScore, score_pairs
 from bertfused.subwords import load_tokenizer
 from bertfused.translate import (
@@ -66,6 +67,7 @@ def load(
     if encoder_precision == "bf16" and member.encoder is not None:
         member.encoder.to(torch.bfloat16)
     place = choose_device(device)
+    pack_linears(network, place)
     if isinstance(network, ContextModel):
         return DocumentLineTranslator(ContextSystem(network, member, place))
     config = context_of(card)

@@ -9,7 +9,7 @@ from bertfused.attention import (
     CrossAttention,
     KeysValues,
     SelfAttention,
-    SelfAttentionCache,
+    SlotStore,
     attend,
     causal_bias,
     padding_bias,
@@ -173,29 +173,26 @@ def test_attention_dropout_zeroes_weights_while_training_only() -> None:
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-def test_the_cache_returns_all_that_was_appended_past_its_first_capacity(beams: int) -> None:
-    cache, given = SelfAttentionCache(), []
+def test_a_store_returns_all_that_was_appended_past_its_first_capacity(beams: int) -> None:
+    store, given = SlotStore(), []
     storages = set()
     for step in range(70):
-        keys, values = random(2, HEADS, beams, 4, seed=step), random(2, HEADS, beams, 4, seed=-step)
-        given.append((keys, values))
-        all_keys, all_values = cache.append(keys, values)
-        storages.add(all_keys.data_ptr())
-        assert cache.slots == (step + 1) * beams
-        assert torch.equal(all_keys, torch.cat([k for k, _ in given], dim=2))
-        assert torch.equal(all_values, torch.cat([v for _, v in given], dim=2))
+        given.append(random(2, HEADS, beams, 4, seed=step))
+        stored = store.append(given[-1])
+        storages.add(stored.data_ptr())
+        assert store.slots == (step + 1) * beams
+        assert torch.equal(stored, torch.cat(given, dim=2))
     assert 1 < len(storages) < 6  # it grew, but not at every step
 
 
-def test_the_cache_keeps_sentences_in_the_order_asked_for() -> None:
-    cache = SelfAttentionCache()
-    cache.keep(torch.tensor([1]))  # nothing there yet
+def test_a_store_keeps_sentences_in_the_order_asked_for() -> None:
+    store = SlotStore()
+    store.keep(torch.tensor([1]))  # nothing there yet
     first, second = random(3, HEADS, 2, 4), random(2, HEADS, 2, 4, seed=3)
-    cache.append(first, -first)
-    cache.keep(torch.tensor([2, 0]))
-    keys, values = cache.append(second, -second)
-    assert torch.equal(keys, torch.cat([first[[2, 0]], second], dim=2))
-    assert torch.equal(values, -keys)
+    store.append(first)
+    store.keep(torch.tensor([2, 0]))
+    stored = store.append(second)
+    assert torch.equal(stored, torch.cat([first[[2, 0]], second], dim=2))
 
 
 def test_keys_and_values_are_selected_together() -> None:
@@ -264,12 +261,11 @@ def test_without_gradients_the_softmax_overwrites_its_logits() -> None:
 
 
 def test_slots_that_are_kept_stand_in_the_order_asked_for() -> None:
-    cache = SelfAttentionCache()
-    keys, values = random(2, 3, 4, 5), random(2, 3, 4, 5, seed=3)
-    cache.append(keys, values)
-    cache.keep_slots(torch.tensor([[3, 0], [1, 2]]))
-    more = random(2, 3, 1, 5, seed=4)
-    kept_keys, kept_values = cache.append(more, more)
-    for kept, all_of in ((kept_keys, keys), (kept_values, values)):
-        assert torch.equal(kept[0], torch.cat([all_of[0][:, [3, 0]], more[0]], dim=1))
-        assert torch.equal(kept[1], torch.cat([all_of[1][:, [1, 2]], more[1]], dim=1))
+    store = SlotStore()
+    first, more = random(2, 3, 4, 5), random(2, 3, 1, 5, seed=4)
+    store.append(first)
+    store.keep_slots(torch.tensor([[3, 0], [1, 2]]))
+    stored = store.append(more)
+    assert torch.equal(stored[0], torch.cat([first[0][:, [3, 0]], more[0]], dim=1))
+    assert torch.equal(stored[1], torch.cat([first[1][:, [1, 2]], more[1]], dim=1))
+    assert torch.equal(store.of(1, torch.tensor([False, True, True])), stored[1][:, 1:])

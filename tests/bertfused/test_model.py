@@ -1,6 +1,7 @@
 import math
 import re
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -8,12 +9,13 @@ from torch import nn
 
 from bertfused.batch import Batch
 from bertfused.checkpoint import copy_tensors, model_tensors
-from bertfused.config import FusionConfig, ModelConfig
+from bertfused.config import FusionConfig, ModelConfig, SearchConfig
 from bertfused.errors import UserError
 from bertfused.layers import BranchMixer, DecoderLayer, EncoderLayer, sinusoids
 from bertfused.loss import cross_entropy
 from bertfused.model import DecoderState, Embedding, FusedTransformer, Memory, build_model
 from bertfused.noise import Dropout, Noise
+from bertfused.search import beam_search, sample
 from tests.tiny_model import BERT_DIM, PLAIN, tiny_batch, tiny_examples, tiny_model
 
 LENGTHS = [(5, 4, 6), (3, 6, 4), (1, 1, 2)]
@@ -348,6 +350,26 @@ def test_slots_of_dead_beams_are_forgotten() -> None:
             alone.reorder(torch.tensor([[2 if step else 0] * beams]))
             tokens = torch.randint(4, 13, (1, beams), generator=generator)
         assert alone.slots.bias.shape[3] < steps + 7 * beams  # of 3 * 30
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("sampling", [None, "full"])
+def test_a_search_keeps_the_states_that_predicted_each_token(sampling: str | None) -> None:
+    """Through re-ordered beams, forgotten slots and sentences that left the batch before."""
+    model = tiny_model()
+    memory = model.encoder(batch(fused=False))
+    decoder = DecoderState(model, memory, keep_states=True)
+    limits = torch.tensor([30, 9, 2])
+    config = SearchConfig(beam_size=4, sampling=sampling, min_length=2)
+    find = partial(sample, seeds=[1, 2, 3], num_samples=4) if sampling else partial(beam_search)
+    found = find(decoder, limits, config, states_of=decoder.states)
+    assert max(len(best.ids) for hypotheses in found for best in hypotheses) > 16
+    for i, hypotheses in enumerate(found):
+        own = Memory(memory.states[i : i + 1], memory.mask[i : i + 1], None, None)
+        for hypothesis in hypotheses:
+            expected = model.decoder(torch.tensor([[2, *hypothesis.ids[:-1]]]), own)[0]
+            assert hypothesis.states is not None
+            torch.testing.assert_close(hypothesis.states, expected, rtol=0, atol=1e-4)
 
 
 @torch.inference_mode()

@@ -378,7 +378,9 @@ def test_what_reads_no_translations_is_blind_to_them(runs: Path, name: str) -> N
         for targets in ((), ("w2",), ("w3 w4",), ("w1", "w2", "w3"), ("", "", "w6"))
     ]
     assert len({as_read(translator, line) for line in lines}) == 1
-    assert len({own.log_prob for own in score(translator, [(own, "w8") for own in lines])}) == 1
+    scores = [own.log_prob for own in score(translator, [(own, "w8") for own in lines])]
+    # Not to the bit: a sigmoid of torch rounds its last few numbers in another way.
+    assert scores == pytest.approx([scores[0]] * len(lines), abs=1e-5)
 
 
 def test_sources_reach_a_model_of_translations_through_these_alone(runs: Path) -> None:

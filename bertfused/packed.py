@@ -1,0 +1,73 @@
+"""Linear maps for translating on the CPU: weights laid out once, as the processor reads them.
+
+A step of a search multiplies few rows, so that what a plain product spends on its weights counts:
+with 40 rows (8 sentences, beam 5) packed ones take some two thirds of the time, with 400 nine
+tenths. Each row's result has the same bits whatever rows stand beside it.
+"""
+
+import platform
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+_MOST_ROWS = 512  # of one product; more are cut
+_LAYOUT_ROWS = 128  # for which the weights are laid out; it does for all numbers
+
+
+class PackedLinear(nn.Linear):
+    """A linear map for inference; it has the parameters of another one, which must not change."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        has_bias = linear.bias is not None
+        super().__init__(linear.in_features, linear.out_features, has_bias, device="meta")
+        self.weight, self.bias = linear.weight, linear.bias
+        weight = linear.weight.detach()
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, _LAYOUT_ROWS)
+
+    def forward(self, x: Float[Tensor, "*places inputs"]) -> Float[Tensor, "*places outputs"]:
+        if torch.is_grad_enabled() or x.device.type != "cpu" or x.dtype != torch.float32:
+            return functional.linear(x, self.weight, self.bias)
+        rows = x.reshape(-1, self.in_features)
+        if len(rows) <= _MOST_ROWS:
+            return self._product(rows).view(*x.shape[:-1], self.out_features)
+        y = x.new_empty(*x.shape[:-1], self.out_features)
+        parts = y.view(-1, self.out_features).split(_MOST_ROWS)
+        for part, own in zip(parts, rows.split(_MOST_ROWS), strict=True):
+            part.copy_(self._product(own))
+        return y
+
+    def _product(self, rows: Float[Tensor, "rows inputs"]) -> Float[Tensor, "rows outputs"]:
+        count = len(rows)
+        padding = rounded(count) - count
+        if padding:
+            rows = functional.pad(rows, (0, 0, 0, padding))
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(
+            rows, self._packed, self.bias, "none", [], ""
+        )
+        return product[:count]
+
+
+def rounded(rows: int) -> int:
+    """Round up to one of the few numbers of rows that code is compiled for, once a process.
+
+    >>> [rounded(rows) for rows in (1, 8, 41, 65, 200, 512)]
+    [8, 8, 48, 72, 208, 512]
+    """
+    step = 1 << max(3, (rows - 1).bit_length() - 4)
+    return -(-rows // step) * step
+
+
+def pack_linears(model: nn.Module, device: torch.device) -> None:
+    """Replace the linear maps of a model that will only translate, where that makes it faster."""
+    is_known = platform.machine() in ("x86_64", "AMD64") and torch.backends.mkldnn.is_available()
+    if not is_known or device.type != "cpu":
+        return
+    packed: dict[nn.Module, PackedLinear] = {}  # one may stand in several places
+    for module in list(model.modules()):
+        for name, child in module._modules.items():
+            if type(child) is nn.Linear and child.weight.dtype == torch.float32:
+                if child not in packed:
+                    packed[child] = PackedLinear(child)
+                setattr(module, name, packed[child])
