@@ -405,14 +405,15 @@ def split_sentences(
 @app.command()
 def suites(
     out: Annotated[Path, typer.Option("--out", help="Folder for the text and the test sets.")],
+    documents: Annotated[int, typer.Option("--documents", min=1, help="Of training.")] = 700,
     seed: Annotated[int, typer.Option("--seed", help="The same seed writes the same bytes.")] = 1,
     quiet: Quiet = False,
 ) -> None:
     """Write documents and four contrastive test sets, each for one kind of context (En-De)."""
     log_to_stderr(quiet)
-    from docnmt.suites import write_suites
+    from docnmt.suites import SIZES, write_suites
 
-    write_suites(out, seed)
+    write_suites(out, seed, {**SIZES, "train": documents})
     _logger.info("wrote train, dev, test and four contrastive sets to %s", out)
 
 

@@ -696,8 +696,17 @@ def test_the_command_writes_the_default_sizes(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert result.stdout == ""
     assert len(read_contrastive(tmp_path / "deixis.jsonl")) == 240
-    first = (tmp_path / "train.en").read_text(encoding="utf-8").split("\n\n")[0].split("\n")
-    assert tuple(first) == tuple(pair.source for pair in documents(2, "train")[0].sentences)
+    texts = (tmp_path / "train.en").read_text(encoding="utf-8").split("\n\n")
+    assert len(texts) == SIZES["train"]
+    assert tuple(texts[0].split("\n")) == tuple(
+        pair.source for pair in documents(2, "train")[0].sentences
+    )
+
+
+def test_the_command_writes_as_many_documents_as_asked(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["suites", "--out", str(tmp_path), "--documents", "6"])
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "train.de").read_text(encoding="utf-8").count("\n\n") == 5
 
 
 def test_the_page_shows_what_is_generated(tmp_path: Path) -> None:
