@@ -10,10 +10,11 @@ samples those of the other half, so both kinds are timed on every batch, and a s
 mean of the two. A base with random weights samples as many tokens as the reference has. Target
 tokens are real ones, without padding.
 
-Decoding: the same documents by the trained models, sentence after sentence in context, and by the
-base as single sentences: all in full batches, and for comparison in the same rounds as the others,
-a sentence of each document at a time. Before that all are translated in small batches too, and the
-lines that come out otherwise are counted: there should be none.
+Decoding, on both bases: the same documents in context, sentence after sentence, and by the base as
+single sentences: all in full batches, and for comparison in the same rounds as the others, a
+sentence of each document at a time. With random weights a translation is as long as its source.
+Before that all are translated by the trained models in small batches too, and the lines that come
+out otherwise are counted: there should be none.
 
 The claims are refuted by the median: main trains on at least 1.8 times as many tokens a second as
 CADec, decodes at least 1.8 times as fast as CADec, and takes at most 1.5 times as long as the
@@ -45,6 +46,7 @@ from bertfused.config import SearchConfig, check_recipe
 from bertfused.console import keep_freed_memory
 from bertfused.data import DataFolder
 from bertfused.fit import Setup
+from bertfused.packed import pack_linears
 from bertfused.run import save_evaluated
 from bertfused.training import Place, steps
 from bertfused.translate import SourceLine, Translator
@@ -52,6 +54,7 @@ from docnmt import cadec
 from docnmt.cli import MODE
 from docnmt.config import DocumentRecipe
 from docnmt.fit import set_up
+from docnmt.sequential import DocumentLineTranslator
 from docnmt.translate import AnyTranslator, load
 
 CPU = torch.device("cpu")
@@ -91,6 +94,11 @@ class Runs:
     @property
     def test(self) -> Path:
         return self.folder / "test.tsv"
+
+    def lines(self, translator: AnyTranslator) -> list[SourceLine]:
+        """Read the documents as a model reads them."""
+        found = MODE.source_lines(self.test, translator.documents)
+        return [line for line in found if isinstance(line, SourceLine)]
 
     def check(self) -> None:
         """Stop with a sentence where something is missing."""
@@ -205,37 +213,54 @@ def first_documents(lines: list[SourceLine], documents: int) -> list[SourceLine]
     return [line for line in lines if line.document in set(names)]
 
 
+def random_translators(base: Path, data: Path) -> dict[str, AnyTranslator]:
+    """Return the base and fresh context layers of each kind on it, as they would be loaded."""
+    translators: dict[str, AnyTranslator] = {"base": Translator.load(base, device="cpu")}
+    for name, setup in setups(base, data, batch_tokens=1000).items():
+        pack_linears(setup.trainer.module, CPU)
+        assert isinstance(setup.translator, DocumentLineTranslator)
+        translators[name] = setup.translator
+    return translators
+
+
 def time_decoding(
-    runs: Runs, documents: int, turns: int, search: SearchConfig | None
+    translators: dict[str, AnyTranslator],
+    lines: list[SourceLine],
+    turns: int,
+    search: SearchConfig | None = None,
+    *,
+    is_random: bool = False,
 ) -> dict[str, Any]:
-    """Translate documents with every system once, which warms it up, and then in turns."""
-    translators = {name: load(runs.folder / name, device="cpu") for name in ("base", *CONTEXTS)}
+    """Translate documents with every system, in turns.
+
+    Trained ones do it twice before: to be warmed up, and in small batches.
+    """
     base = translators["base"]
     assert isinstance(base, Translator)
-    source = MODE.source_lines(runs.test, base.documents)
-    lines = first_documents([own for own in source if isinstance(own, SourceLine)], documents)
     systems: dict[str, Callable[..., list[str]]] = {
-        name: partial(texts, own, lines, search) for name, own in translators.items()
+        name: partial(texts, system, lines, search) for name, system in translators.items()
     }
     systems["base_in_rounds"] = partial(texts_in_rounds, base, lines, search)
-    given = {name: translate() for name, translate in systems.items()}
-    small = {name: translate(batch_tokens=100) for name, translate in systems.items()}
+    given: dict[str, list[str]] = {}
+    small: dict[str, list[str]] = {}
+    if not is_random:
+        given = {name: translate() for name, translate in systems.items()}
+        small = {name: translate(batch_tokens=100) for name, translate in systems.items()}
     seconds: dict[str, list[float]] = {name: [] for name in systems}
     for turn in range(turns):
         for name, translate in in_turn(systems, turn):
             begin = time.process_time()
-            translate()
+            given[name] = translate()
             seconds[name].append(time.process_time() - begin)
-    target = base.members[0].target
+    card = base.members[0].card.model
     return {
         "lines": len(lines),
         "documents": len({line.document for line in lines}),
         "seconds": seconds,
-        "target_tokens": {
-            name: sum(len(target.encode(own)) + 1 for own in texts) for name, texts in given.items()
-        },
-        "changed": {name: different(own, small[name]) for name, own in given.items()},
+        "changed": {name: different(given[name], own) for name, own in small.items()},
         "unlike_base": {name: different(own, given["base"]) for name, own in given.items()},
+        "model": card.model_dump(mode="json"),
+        "is_random": is_random,
         "peak_mib": peak_memory(),
     }
 
@@ -283,9 +308,16 @@ def ratios(seconds: dict[str, list[float]], name: str, other: str) -> list[float
     return [a / b for a, b in zip(seconds[name], seconds[other], strict=True)]
 
 
+def kind_of_base(found: dict[str, Any]) -> str:
+    """Describe the base of some measurements."""
+    model, weights = found["model"], "random weights" if found["is_random"] else "trained"
+    layers = f"{model['encoder_layers']} + {model['decoder_layers']} layers"
+    return f"a base of {layers}, width {model['model_dim']}, {weights}"
+
+
 def report_training(found: dict[str, Any]) -> list[str]:
     """Write one table of training steps."""
-    model, seconds = found["model"], with_cadec(found["seconds"])
+    seconds = with_cadec(found["seconds"])
     new = {"main": "main", "CADec": "cadec", "Zhang et al.": "zhang"}
     rows = [
         [
@@ -297,10 +329,8 @@ def report_training(found: dict[str, Any]) -> list[str]:
         ]
         for name, own in seconds.items()
     ]
-    kind = "random weights" if found["is_random"] else "trained"
     return [
-        f"Training on a base of {model['encoder_layers']} + {model['decoder_layers']} layers, "
-        f"width {model['model_dim']}, {kind}; {found['precision']}, "
+        f"Training on {kind_of_base(found)}; {found['precision']}, "
         f"{statistics.mean(found['tokens']):,.0f} target tokens a step, {len(found['tokens'])} "
         "turns:",
         "",
@@ -312,40 +342,60 @@ def report_training(found: dict[str, Any]) -> list[str]:
     ]
 
 
+def report_decoding(found: dict[str, Any]) -> list[str]:
+    """Write one table of translating documents."""
+    seconds = found["seconds"]
+    rows = [
+        [
+            TITLES[name],
+            f"{found['lines'] / statistics.median(seconds[name]):.1f}",
+            spread(ratios(seconds, name, "base")),
+            spread(ratios(seconds, name, "main")),
+            found["unlike_base"][name],
+            found["changed"].get(name, ""),
+        ]
+        for name in TITLES
+    ]
+    return [
+        f"Decoding {found['documents']} documents of {found['lines']:,} sentences on "
+        f"{kind_of_base(found)}; beam 5, fp32, {len(seconds['base'])} turns. Peak memory "
+        f"{found['peak_mib']:,.0f} MiB with all models:",
+        "",
+        table(
+            [
+                *("model", "sentences a CPU second", "in the base's time", "in main's time"),
+                *("not as the base", "changed in small batches"),
+            ],
+            rows,
+        ),
+        "",
+    ]
+
+
 def verdicts(results: dict[str, Any]) -> list[list[str]]:
     """Hold the medians against the claims."""
     rows = []
     for found in results["training"]:
         median = statistics.median(ratios(with_cadec(found["seconds"]), "CADec", "main"))
-        width = found["model"]["model_dim"]
-        claim = f"a step of CADec costs at least {LEAST_CADEC} of main's, width {width}"
-        rows.append([claim, f"{median:.2f}", "yes" if median >= LEAST_CADEC else "**no**"])
-    seconds = results["decoding"]["seconds"]
-    median = statistics.median(ratios(seconds, "cadec", "main"))
-    claim = f"CADec decodes in at least {LEAST_CADEC} times main's time"
-    rows.append([claim, f"{median:.2f}", "yes" if median >= LEAST_CADEC else "**no**"])
-    median = statistics.median(ratios(seconds, "main", "base"))
-    claim = f"main decodes in at most {MOST_BASE} times the base's time"
-    rows.append([claim, f"{median:.2f}", "yes" if median <= MOST_BASE else "**no**"])
+        claim = f"a step of CADec costs at least {LEAST_CADEC} of main's, width "
+        rows.append(verdict(claim, found, median, median >= LEAST_CADEC))
+    for found in results["decoding"]:
+        median = statistics.median(ratios(found["seconds"], "cadec", "main"))
+        claim = f"CADec decodes in at least {LEAST_CADEC} times main's time, width "
+        rows.append(verdict(claim, found, median, median >= LEAST_CADEC))
+        median = statistics.median(ratios(found["seconds"], "main", "base"))
+        claim = f"main decodes in at most {MOST_BASE} times the base's time, width "
+        rows.append(verdict(claim, found, median, median <= MOST_BASE))
     return rows
+
+
+def verdict(claim: str, found: dict[str, Any], median: float, holds: bool) -> list[str]:
+    """Write one row; the claim ends in the width of the base."""
+    return [f"{claim}{found['model']['model_dim']}", f"{median:.2f}", "yes" if holds else "**no**"]
 
 
 def report(results: dict[str, Any]) -> str:
     """Return the results as Markdown."""
-    decoding = results["decoding"]
-    seconds = decoding["seconds"]
-    rows = [
-        [
-            TITLES[name],
-            f"{decoding['lines'] / statistics.median(own):.1f}",
-            f"{decoding['target_tokens'][name] / statistics.median(own):,.0f}",
-            spread(ratios(seconds, name, "base")),
-            spread(ratios(seconds, name, "main")),
-            decoding["unlike_base"][name],
-            decoding["changed"][name],
-        ]
-        for name, own in ((name, seconds[name]) for name in TITLES)
-    ]
     return "\n".join(
         [
             "## Context-aware models: speed",
@@ -354,19 +404,7 @@ def report(results: dict[str, Any]) -> str:
             "`benchmarks/context_speed.py`.",
             "",
             *(line for found in results["training"] for line in report_training(found)),
-            f"Decoding {decoding['documents']} documents of {decoding['lines']:,} sentences, beam "
-            f"5, fp32, {len(seconds['base'])} turns. Peak memory {decoding['peak_mib']:,.0f} MiB "
-            "with all models:",
-            "",
-            table(
-                [
-                    *("model", "sentences a CPU second", "target tokens a CPU second"),
-                    *("in the base's time", "in main's time", "not as the base"),
-                    "changed in small batches",
-                ],
-                rows,
-            ),
-            "",
+            *(line for found in results["decoding"] for line in report_decoding(found)),
             table(["claim", "median", "holds"], verdicts(results)),
         ]
     )
@@ -388,6 +426,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=15)
     parser.add_argument("--documents", type=int, default=50)
     parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--random-turns", type=int, default=2, help="of decoding on that base")
     parser.add_argument("--quick", action="store_true", help="half a minute, no meaning")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -411,12 +450,23 @@ def main() -> None:
         updates, warm_up, turns, batch_tokens, count = 2, 0, 1, 200, 3
     runs.check()
     base = random_base(arguments.out, runs.data, sizes)
+    trained = {name: load(runs.folder / name, device="cpu") for name in ("base", *CONTEXTS)}
+    lines = first_documents(runs.lines(trained["base"]), count)
     results = {
         "training": [
             time_training(folder, runs.data, batch_tokens, updates, warm_up, is_random=is_random)
             for folder, is_random in ((base, True), (runs.folder / "base", False))
         ],
-        "decoding": time_decoding(runs, count, turns, search),
+        "decoding": [
+            time_decoding(
+                random_translators(base, runs.data),
+                lines,
+                min(turns, arguments.random_turns),
+                SearchConfig(max_length_a=1.0, max_length_b=0),
+                is_random=True,
+            ),
+            time_decoding(trained, lines, turns, search),
+        ],
     }
     publish("context-speed", report(results), results, arguments.out, quick=arguments.quick)
 
