@@ -60,10 +60,11 @@ from docnmt.translate import AnyTranslator, load
 CPU = torch.device("cpu")
 CONTEXTS = {"main": "layerwise", "cadec": "cadec", "zhang": "zhang"}
 # Of each kind of step, the system and the share of CADec's batches with drafts of references.
+REFERENCES, SAMPLES = "CADec, drafts of references", "CADec, sampled drafts"
 STEPS = {
     "main": ("main", 1.0),
-    "CADec, drafts of references": ("cadec", 1.0),
-    "CADec, sampled drafts": ("cadec", 0.0),
+    REFERENCES: ("cadec", 1.0),
+    SAMPLES: ("cadec", 0.0),
     "Zhang et al.": ("zhang", 1.0),
 }
 TITLES = {
@@ -200,7 +201,7 @@ def in_turn(systems: dict[str, Any], turn: int) -> list[tuple[str, Any]]:
 
 def with_cadec(seconds: dict[str, list[float]]) -> dict[str, list[float]]:
     """Add a step of CADec as it trains: the mean of both kinds of drafts."""
-    both = zip(seconds[list(STEPS)[1]], seconds[list(STEPS)[2]], strict=True)
+    both = zip(seconds[REFERENCES], seconds[SAMPLES], strict=True)
     return {"main": seconds["main"], "CADec": [statistics.mean(own) for own in both], **seconds}
 
 

@@ -29,6 +29,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -200,7 +201,7 @@ def percent(values: Sequence[float]) -> str:
     return f"{mean:.1f}" if low == high else f"{mean:.1f} ({low:.1f} to {high:.1f})"
 
 
-def report(found: dict[str, list[dict[str, Any]]], images: Sequence[str]) -> str:
+def report(found: dict[str, list[dict[str, Any]]], documents: int, images: Sequence[str]) -> str:
     """Return the results as Markdown; a claim about a system that was not run is left out."""
     chance = {suite: found["base"][0]["suites"][suite]["chance"] for suite in SUITES}
     rows = [
@@ -230,7 +231,7 @@ def report(found: dict[str, list[dict[str, Any]]], images: Sequence[str]) -> str
         [
             "## Contrastive suites: which context a model uses",
             "",
-            f"{DOCUMENTS:,} training documents. Accuracy in % on {items} items a suite, mean over "
+            f"{documents:,} training documents. Accuracy in % on {items} items a suite, mean over "
             "seeds (least to greatest); a tie is wrong. Steps are those on top of the "
             "sentence-level model of the same seed. Target context is states of the decoder, "
             "which attended to the English sentences: it may tell in the ellipses, too. Made by "
@@ -292,7 +293,7 @@ def draw_distances(pyplot: Any, found: dict[str, list[dict[str, Any]]]) -> Any:
     figure, panels = pyplot.subplots(1, len(SUITES), figsize=(11, 3), sharey=True)
     markers = "osv^<>DPX*h"
     for suite, axes in zip(SUITES, panels, strict=True):
-        for (name, runs), marker in zip(found.items(), markers, strict=False):
+        for (name, runs), marker in zip(found.items(), cycle(markers), strict=False):
             distances = list(runs[0]["suites"][suite]["by_distance"])
             means = [
                 100
@@ -343,7 +344,7 @@ def main() -> None:
     paths = plot(found, arguments.plots) if arguments.plots and "main" in found else []
     images = [os.path.relpath(path, REPOSITORY / "docs") for path in paths]
     results = {"runs": [run for runs in found.values() for run in runs]}
-    text = report(found, images)
+    text = report(found, experiment.sizes["train"], images)
     publish("context-suites", text, results, arguments.folder, quick=arguments.quick)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from bertfused.config import Corpus, Recipe, SearchConfig, load_recipe
+from bertfused.config import Corpus, InferencePrecision, Recipe, SearchConfig, load_recipe
 from bertfused.console import Quiet, log_to_stderr, progress, warn_of
 from bertfused.errors import UserError
 from bertfused.text import count_lines, open_output, read_lines
@@ -120,7 +120,7 @@ Encoder = Annotated[
     typer.Option("--encoder", help="Folder or hub name of the pretrained encoder, if it moved."),
 ]
 EncoderPrecision = Annotated[
-    Literal["fp32", "bf16"],
+    InferencePrecision,
     typer.Option(
         "--encoder-precision",
         help="Of the pretrained encoder; bf16 is faster, and a few translations change.",

@@ -18,6 +18,7 @@ from bertfused.errors import UserError
 Activation = Literal["relu", "gelu"]
 Order = Literal["parallel", "bert-first", "encoder-first"]
 Precision = Literal["auto", "fp32", "bf16"]
+InferencePrecision = Literal["fp32", "bf16"]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
 # What search.sampling may be.

@@ -244,9 +244,8 @@ class BeamSlots:
     def append(self, tokens: Int[Tensor, "batch beams"]) -> None:
         """Give every beam one slot more; each layer then appends to its own cache."""
         batch, beams = tokens.shape
-        own_slot = causal_bias(beams, tokens.device)
-        own_slot = (own_slot + own_slot.T).expand(batch, 1, beams, beams)
-        self.bias = torch.cat([self.bias, own_slot], dim=3)
+        new_slots = torch.full((beams, beams), -math.inf, device=tokens.device).fill_diagonal_(0)
+        self.bias = torch.cat([self.bias, new_slots.expand(batch, 1, beams, beams)], dim=3)
         self._steps += 1
 
     def reorder(self, parents: Int[Tensor, "batch beams"]) -> None:

@@ -61,8 +61,7 @@ def rounded(rows: int) -> int:
 
 def pack_linears(model: nn.Module, device: torch.device) -> None:
     """Replace the linear maps of a model that will only translate, where that makes it faster."""
-    is_known = platform.machine() in ("x86_64", "AMD64") and torch.backends.mkldnn.is_available()
-    if not is_known or device.type != "cpu":
+    if device.type != "cpu" or not _is_supported():
         return
     packed: dict[nn.Module, PackedLinear] = {}  # one may stand in several places
     for module in list(model.modules()):
@@ -71,3 +70,13 @@ def pack_linears(model: nn.Module, device: torch.device) -> None:
                 if child not in packed:
                     packed[child] = PackedLinear(child)
                 setattr(module, name, packed[child])
+
+
+def _is_supported() -> bool:
+    """Say whether this is a processor, and a torch, on which packing was tried (2.6 to 2.13)."""
+    operations = ("_reorder_linear_weight", "_linear_pointwise")
+    return (
+        platform.machine() in ("x86_64", "AMD64")
+        and torch.backends.mkldnn.is_available()
+        and all(hasattr(torch.ops.mkldnn, name) for name in operations)
+    )

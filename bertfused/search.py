@@ -94,6 +94,7 @@ def beam_search(
     *,
     nbest: int | None = None,
     prefixes: Sequence[Sequence[int]] | None = None,
+    begun: Sequence[int] | None = None,
     special: SpecialIds = SpecialIds(),
     states_of: StatesOf | None = None,
 ) -> list[list[Hypothesis]]:
@@ -112,8 +113,9 @@ def beam_search(
         max_lengths: Tokens before EOS at most.
         nbest: How many to return; all of the beam when absent.
         prefixes: Ids each translation has to begin with; they may end in EOS. A forced token is
-            exempt from all other rules. (fairseq repeats a hypothesis whose EOS was forced
-            beam_size times; here it comes once.)
+            exempt from all other rules but ``unk_penalty``. (fairseq repeats a hypothesis whose
+            EOS was forced beam_size times; here it comes once.)
+        begun: How many ids of each prefix ``min_length`` and ``no_repeat_ngram`` do not count.
         states_of: Asked of the decoder for each hypothesis, at the step that ends it.
 
     Raises:
@@ -128,7 +130,7 @@ def beam_search(
             return top_candidates(log_probs, scores, 2 * width)
         return diverse_candidates(log_probs, scores, 2 * width, groups, config.diverse_strength)
 
-    rules = _Rules.build(max_lengths, prefixes, config, special)
+    rules = _Rules.build(max_lengths, prefixes, begun, config, special)
     found = _search(decoder, rules, config, width, choose, states_of)
     return [hypotheses[:nbest] for hypotheses in found]
 
@@ -141,6 +143,7 @@ def sample(
     seeds: Sequence[int],
     num_samples: int = 1,
     prefixes: Sequence[Sequence[int]] | None = None,
+    begun: Sequence[int] | None = None,
     special: SpecialIds = SpecialIds(),
     states_of: StatesOf | None = None,
 ) -> list[list[Hypothesis]]:
@@ -163,7 +166,7 @@ def sample(
     def choose(log_probs: Tensor, scores: Tensor, sentences: Tensor, step: int) -> Candidates:
         return sampled_candidates(log_probs, scores, uniforms[sentences, step], top_k, top_p)
 
-    rules = _Rules.build(max_lengths, prefixes, config, special)
+    rules = _Rules.build(max_lengths, prefixes, begun, config, special)
     return _search(decoder, rules, config, num_samples, choose, states_of)
 
 
@@ -274,7 +277,6 @@ def _hypotheses(
     sums = torch.cat([totals[rows, parents], best.scores[rows, ranks, None]], dim=1)
     log_probs = sums.diff(dim=1, prepend=torch.zeros_like(sums[:, :1]))
     length = sums.size(1)
-    divisor = length**config.length_penalty if config.normalize else 1.0
     found = zip(
         history[rows, parents].tolist(),
         sums[:, -1].tolist(),
@@ -283,9 +285,14 @@ def _hypotheses(
         strict=True,
     )
     return [
-        Hypothesis([*ids, eos], score / divisor, token_log_probs, states)
-        for ids, score, token_log_probs, states in found
+        Hypothesis([*ids, eos], normalised(total, length, config), token_log_probs, states)
+        for ids, total, token_log_probs, states in found
     ]
+
+
+def normalised(log_prob: float, length: int, config: SearchConfig) -> float:
+    """Score a translation of ``length`` tokens, EOS counted, by the total of their log-probs."""
+    return log_prob / length**config.length_penalty if config.normalize else log_prob
 
 
 @dataclass(frozen=True)
@@ -294,6 +301,7 @@ class _Rules:
 
     limits: Int[Tensor, " sentences"]
     forced: Int[Tensor, "sentences steps"]
+    begun: Int[Tensor, " sentences"]
     config: SearchConfig
     special: SpecialIds
     first_limit: int
@@ -302,6 +310,7 @@ class _Rules:
     def build(
         max_lengths: Int[Tensor, " sentences"],
         prefixes: Sequence[Sequence[int]] | None,
+        begun: Sequence[int] | None,
         config: SearchConfig,
         special: SpecialIds,
     ) -> "_Rules":
@@ -312,7 +321,8 @@ class _Rules:
             row[: len(prefix)] = prefix
         forced = torch.from_numpy(table).to(max_lengths.device)
         first_limit = min(max_lengths.tolist(), default=0)
-        return _Rules(max_lengths, forced, config, special, first_limit)
+        first = max_lengths.new_tensor([0] * len(max_lengths) if begun is None else begun)
+        return _Rules(max_lengths, forced, first, config, special, first_limit)
 
     def apply(
         self,
@@ -332,13 +342,15 @@ class _Rules:
         allowed = log_probs[rows, :, only] if len(rows) else None
         log_probs[:, :, special.pad] = -math.inf
         log_probs[:, :, special.bos] = -math.inf
-        if step < self.config.min_length:
-            log_probs[:, :, special.eos] = -math.inf
+        begun = self.begun[sentences]
+        is_short = step - begun < self.config.min_length
+        log_probs[..., special.eos].masked_fill_(is_short[:, None], -math.inf)
         size = self.config.no_repeat_ngram
         if size and step >= size:
             seen = history.unfold(2, size, 1)
             recent = history[:, :, None, step - size + 1 :]
-            repeats = (seen[..., :-1] == recent).all(-1)
+            is_own = torch.arange(seen.size(2), device=begun.device) >= begun[:, None]
+            repeats = (seen[..., :-1] == recent).all(-1) & is_own[:, None]
             banned = torch.where(repeats, seen[..., -1], special.pad)
             log_probs.scatter_(2, banned, -math.inf)
         if allowed is not None:

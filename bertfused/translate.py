@@ -14,7 +14,7 @@ import torch
 
 from bertfused.batch import Batch, BertIds, Example, collate, token_batches
 from bertfused.checkpoint import ModelCard, TrainedModel, load_model
-from bertfused.config import SearchConfig
+from bertfused.config import InferencePrecision, SearchConfig
 from bertfused.errors import UserError
 from bertfused.model import DecoderState, FusedTransformer
 from bertfused.packed import pack_linears
@@ -27,6 +27,7 @@ from bertfused.search import (
     beam_search,
     line_seeds,
     longest,
+    normalised,
     sample,
 )
 from bertfused.subwords import Tokenizer
@@ -99,13 +100,19 @@ class Member:
     encoder: PretrainedEncoder | None
 
     @staticmethod
-    def of(trained: TrainedModel, encoder: str | None = None) -> "Member":
+    def of(
+        trained: TrainedModel, encoder: str | None = None, precision: InferencePrecision = "fp32"
+    ) -> "Member":
+        """Open the pretrained encoder too; options as of ``Translator.load``."""
+        opened = trained.load_encoder(encoder)
+        if opened is not None and precision == "bf16":
+            opened.to(torch.bfloat16)
         return Member(
             trained.card,
             trained.model,
             trained.source_tokenizer,
             trained.target_tokenizer,
-            trained.load_encoder(encoder),
+            opened,
         )
 
     def examples(self, lines: Sequence[SourceLine], counts: Counter[str]) -> list[Example]:
@@ -200,7 +207,7 @@ class Translator:
         ensemble: Sequence[str | Path] = (),
         device: str = "auto",
         encoder: str | None = None,
-        encoder_precision: str = "fp32",
+        encoder_precision: InferencePrecision = "fp32",
     ) -> "Translator":
         """Load a RUN, or several.
 
@@ -218,11 +225,7 @@ class Translator:
         trained = [load_model(Path(path)) for path in (run, *ensemble)]
         if encoder is not None and all(own.card.fusion is None for own in trained):
             raise UserError(f"{run} is a plain model: it reads no encoder {encoder!r}")
-        members = [Member.of(own, encoder) for own in trained]
-        if encoder_precision == "bf16":
-            for member in members:
-                if member.encoder is not None:
-                    member.encoder.to(torch.bfloat16)
+        members = [Member.of(model, encoder, encoder_precision) for model in trained]
         place = choose_device(device)
         for member in members:
             pack_linears(member.model, place)
@@ -309,7 +312,7 @@ class Translator:
         for piece, translated in zip(pieces, found, strict=True):
             by_line[piece.line].append(translated)
         return [
-            Translation(line.text, join_parts(parts, nbest))
+            Translation(line.text, join_parts(parts, nbest, search))
             for line, parts in zip(lines, by_line, strict=True)
         ]
 
@@ -318,7 +321,7 @@ class Translator:
         limit = min(member.card.model.max_positions for member in self.members) - 1
 
         def fits(part: str) -> bool:
-            # Every token has a character at least, but for bytes of rare ones: rarely encoded.
+            # A character is four tokens at most (its bytes), so a short text need not be encoded.
             if 4 * len(part) < limit:
                 return True
             return all(len(member.source.encode(part)) <= limit for member in self.members)
@@ -371,7 +374,7 @@ class Translator:
         Args:
             forced: Ids that each translation has to begin with.
             seeds: One a sentence, for sampling.
-            begun: How many of the forced ids the longest output does not count.
+            begun: How many of the forced ids the lengths and ``no_repeat_ngram`` do not count.
             states_of: As of ``beam_search``.
         """
         positions = min(member.card.model.max_positions for member in self.members)
@@ -388,11 +391,18 @@ class Translator:
                 seeds=seeds,
                 num_samples=nbest,
                 prefixes=forced,
+                begun=begun,
                 states_of=states_of,
             )
         else:
             found = beam_search(
-                decoder, max_lengths, search, nbest=nbest, prefixes=forced, states_of=states_of
+                decoder,
+                max_lengths,
+                search,
+                nbest=nbest,
+                prefixes=forced,
+                begun=begun,
+                states_of=states_of,
             )
         cut = sum(
             len(own[0].ids) > limit for own, limit in zip(found, max_lengths.tolist(), strict=True)
@@ -438,21 +448,23 @@ def split_text(text: str, fits: Callable[[str], bool]) -> list[str]:
     return split_text(text[:cut], fits) + split_text(text[cut:], fits)
 
 
-def join_parts(parts: list[tuple[Translated, ...]], nbest: int) -> tuple[Translated, ...]:
-    """Join the i-th best translations of a line's parts; a blank line has an empty one."""
+def join_parts(
+    parts: list[tuple[Translated, ...]], nbest: int, search: SearchConfig
+) -> tuple[Translated, ...]:
+    """Join the i-th best translations of a line's parts; a blank line has ``nbest`` empty ones."""
     if len(parts) == 1:
         return parts[0]
     joined = []
     for rank in range(min(map(len, parts), default=nbest)):
-        own = [part[rank] for part in parts]
-        log_probs = [log_prob for part in own for log_prob in part.token_log_probs]
+        ranked = [part[rank] for part in parts]
+        log_probs = [log_prob for part in ranked for log_prob in part.token_log_probs]
         total = math.fsum(log_probs)
         joined.append(
             Translated(
-                " ".join(part.text for part in own),
-                total / max(len(log_probs), 1),
+                " ".join(part.text for part in ranked),
+                normalised(total, len(log_probs), search) if log_probs else 0.0,
                 total,
-                tuple(token for part in own for token in part.tokens),
+                tuple(token for part in ranked for token in part.tokens),
                 tuple(log_probs),
             )
         )

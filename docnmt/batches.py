@@ -1,6 +1,5 @@
 """Batches of sentences in their documents: each is encoded once, also as context of others."""
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -201,14 +200,12 @@ class DocumentExamples:
         self._documents = [
             np.arange(start, end, dtype=np.int64) for start, end in pairwise([*starts, len(docids)])
         ]
-        self._previous: list[tuple[int, ...]] = []
-        is_blank = self.lengths[1] <= 1
-        for document in self._documents:
-            before: deque[int] = deque(maxlen=sentences)
-            for i in document.tolist():
-                self._previous.append(tuple(before))
-                if not is_blank[i]:
-                    before.append(i)
+        self._sentences = sentences
+        self._starts = np.repeat(starts, [len(document) for document in self._documents])
+        self._is_blank = self.lengths[1] <= 1
+        whole = np.concatenate([[0], np.cumsum(~self._is_blank)])  # before each sentence
+        self._has_context = whole[:-1] > whole[self._starts] if len(docids) else whole[:-1] > 0
+        self._has_context &= sentences > 0
 
     def __len__(self) -> int:
         return len(self._examples)
@@ -216,9 +213,20 @@ class DocumentExamples:
     def __getitem__(self, i: int) -> Example:
         return self._examples[i]
 
+    @property
+    def have_context(self) -> bool:
+        """Whether any sentence has a previous one."""
+        return bool(self._has_context.any())
+
     def previous(self, i: int) -> tuple[int, ...]:
         """Return the numbers of the previous sentences of a sentence, oldest first."""
-        return self._previous[i]
+        found: list[int] = []
+        for before in range(i - 1, int(self._starts[i]) - 1, -1):
+            if len(found) == self._sentences:
+                break
+            if not self._is_blank[before]:
+                found.append(before)
+        return tuple(reversed(found))
 
     def batches(
         self, batch_tokens: int, generator: np.random.Generator | None = None
@@ -233,7 +241,7 @@ class DocumentExamples:
             documents = [documents[i] for i in generator.permutation(len(documents))]
         order = np.concatenate([np.empty(0, dtype=np.int64), *documents])
         if generator is not None and self._only_in_context:
-            order = np.array([i for i in order.tolist() if self._previous[i]], dtype=np.int64)
+            order = order[self._has_context[order]]
         batches, start, sums = [], 0, np.zeros(2, dtype=np.int64)
         sizes = np.stack([self.lengths[0][order], self.lengths[1][order]], axis=1)
         for place, size in enumerate(sizes.astype(np.int64)):

@@ -17,9 +17,8 @@ from torch import Tensor
 
 from bertfused.batch import Example, token_batches
 from bertfused.config import SearchConfig
-from bertfused.errors import UserError
 from bertfused.scoring import PairScore, target_log_probs
-from bertfused.search import Hypothesis
+from bertfused.search import Hypothesis, normalised
 from bertfused.translate import Member, SourceLine, Translator
 from bertfused.vocab import Vocabulary
 from docnmt.batches import DocumentExamples, target_of
@@ -81,12 +80,7 @@ class ConcatenatedSystem:
     def encode(
         self, sentences: Sequence[Sentence], search: SearchConfig, batch_tokens: int
     ) -> None:
-        """Check the search; every sentence is read anew with those before it."""
-        if self.reads_target and (search.min_length > 1 or search.no_repeat_ngram):
-            raise UserError(
-                "min_length and no_repeat_ngram would count the previous translations that a "
-                "model with context.target = true writes again"
-            )
+        """Do nothing: every sentence is read anew with those before it."""
 
     @torch.inference_mode()
     def search(
@@ -176,8 +170,8 @@ class ConcatenatedSystem:
 def _without_beginning(hypothesis: Hypothesis, length: int, search: SearchConfig) -> Hypothesis:
     """Cut off the first tokens of a hypothesis and score what is left."""
     log_probs = hypothesis.token_log_probs[length:]
-    divisor = len(log_probs) ** search.length_penalty if search.normalize else 1.0
-    return Hypothesis(hypothesis.ids[length:], math.fsum(log_probs) / divisor, log_probs)
+    score = normalised(math.fsum(log_probs), len(log_probs), search)
+    return Hypothesis(hypothesis.ids[length:], score, log_probs)
 
 
 def first_that_fits(sizes: Sequence[tuple[int, int]], limit: int) -> int:

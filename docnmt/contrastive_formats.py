@@ -280,9 +280,10 @@ def _read_contrapro_text(path: Path) -> list[ContrastiveItem]:
     lines = _read_text(path, "contrapro")
     match = _TEXT_NAME.fullmatch(path.name)
     assert match is not None  # or _read_text had failed
-    found = path.with_name(f"{match[1]}.json")
-    if not found.is_file():
+    beside = _beside(path, re.escape(f"{match[1]}.json"))
+    if not beside:
         return [_item_of(path, group) for group in _groups(lines)]
+    found = beside[0]
     records = _contrapro_records(found)
     wanted = sum(len(record.candidates) for record in records)
     if wanted != len(lines):
@@ -377,13 +378,15 @@ def _context_file(path: Path, stem: str, language: str, format: SetFormat) -> Pa
 def _windows(context: Path, path: Path, count: int) -> list[tuple[str, ...]]:
     """Cut a context file into equal parts, one for each line, without leading blank lines."""
     lines = list(read_lines(context))
-    if count and (len(lines) % count or not lines):
+    if not count and not lines:
+        return []
+    if not count or len(lines) % count or not lines:
         raise UserError(
             f"{context} has {len(lines):,} lines, no multiple of the {count:,} of {path}"
         )
-    size = len(lines) // count if count else 0
+    size = len(lines) // count
     windows = []
-    for start in range(0, len(lines), size or 1):
+    for start in range(0, len(lines), size):
         window = lines[start : start + size]
         while window and not window[0].strip():  # the document begins here
             del window[0]

@@ -158,8 +158,6 @@ def _set_up_on_base(
         _in_documents(data, name, encoder, config.sentences, only_in_context=name == "train")
         for name in ("train", "dev")
     )
-    if not any(training.previous(i) for i in range(len(training))):
-        raise UserError(f"no sentence of {data.path} has a previous one in its document")
     member = Member(card, model.base, *data.tokenizers(), encoder)
     translator = DocumentLineTranslator(ContextSystem(model, member, device))
     resolved = recipe.model_copy(
@@ -275,6 +273,9 @@ def _in_documents(
     docids = data.split(name).docids
     if docids is None:
         raise UserError(f"the {name} set of {data.path} has no documents; prepare it with docnmt")
-    return DocumentExamples(
+    found = DocumentExamples(
         examples(data, name, encoder), docids, sentences, only_in_context=only_in_context
     )
+    if name == "train" and not found.have_context:
+        raise UserError(f"no sentence of {data.path} has a previous one in its document")
+    return found

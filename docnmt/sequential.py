@@ -192,7 +192,7 @@ class DocumentLineTranslator:
                 found[sentence.line][sentence.part] = translated
             self.system.finish(batch)
         return [
-            Translation(line.text, join_parts([parts[i] for i in sorted(parts)], nbest))
+            Translation(line.text, join_parts([parts[i] for i in sorted(parts)], nbest, search))
             for line, parts in zip(lines, found, strict=True)
         ]
 

@@ -7,10 +7,8 @@ from itertools import islice, tee
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from bertfused.checkpoint import TrainedModel, load_card, model_folder
-from bertfused.config import SearchConfig
+from bertfused.config import InferencePrecision, SearchConfig
 from bertfused.errors import UserError
 from bertfused.packed import pack_linears
 from bertfused.scoring import PairScore, score_pairs
@@ -40,7 +38,7 @@ def load(
     ensemble: Sequence[str | Path] = (),
     device: str = "auto",
     encoder: str | None = None,
-    encoder_precision: str = "fp32",
+    encoder_precision: InferencePrecision = "fp32",
 ) -> AnyTranslator:
     """Load a RUN of any kind; options as of ``Translator.load``.
 
@@ -63,9 +61,8 @@ def load(
         raise UserError(f"{run} is on a plain model: it reads no encoder {encoder!r}")
     base = network.base if isinstance(network, ContextModel) else network
     tokenizers = [load_tokenizer(folder, language) for language in (card.source, card.target)]
-    member = Member.of(TrainedModel(folder, card, base, *tokenizers), encoder)
-    if encoder_precision == "bf16" and member.encoder is not None:
-        member.encoder.to(torch.bfloat16)
+    trained = TrainedModel(folder, card, base, *tokenizers)
+    member = Member.of(trained, encoder, encoder_precision)
     place = choose_device(device)
     pack_linears(network, place)
     if isinstance(network, ContextModel):
@@ -186,7 +183,7 @@ class DocumentTranslator:
         ensemble: Sequence[str | Path] = (),
         device: str = "auto",
         encoder: str | None = None,
-        encoder_precision: str = "fp32",
+        encoder_precision: InferencePrecision = "fp32",
     ) -> "DocumentTranslator":
         """Load a RUN, or several, as ``load`` does.
 

@@ -213,6 +213,17 @@ def test_a_forced_token_is_exempt_from_the_other_rules() -> None:
     assert ids_of(found)[0] == [[0, A, A, EOS]]
 
 
+def test_what_was_begun_is_no_part_of_a_length_or_of_a_repeat() -> None:
+    decoder = TableDecoder([0, 0, 0.5, 0, 0.3, 0.2])  # the same at every step
+    for options in ({"min_length": 2}, {"no_repeat_ngram": 1, "min_length": 0}):
+        config = SearchConfig.model_validate({"beam_size": 2, "normalize": False, **options})
+        (alone,) = beam_search(decoder, lengths(5), config)
+        (behind,) = beam_search(decoder, lengths(7), config, prefixes=[[A, B]], begun=[2])
+        (counted,) = beam_search(decoder, lengths(7), config, prefixes=[[A, B]])
+        assert [own.ids[2:] for own in behind] == [own.ids for own in alone]
+        assert [own.ids[2:] for own in counted] != [own.ids for own in alone]
+
+
 def test_nbest() -> None:
     every = beam_search(ToyDecoder([1, 2]), lengths(9, 9), SearchConfig())
     some = beam_search(ToyDecoder([1, 2]), lengths(9, 9), SearchConfig(), nbest=2)

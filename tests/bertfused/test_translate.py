@@ -208,6 +208,11 @@ def test_a_long_line_is_split_and_joined_again(plain: Translator) -> None:
     assert joined.log_prob == pytest.approx(sum(part.log_prob for part in own), abs=1e-4)
     assert len(joined.token_log_probs) == len(joined.tokens) + 4  # an EOS for each part
     assert joined.score == pytest.approx(joined.log_prob / len(joined.token_log_probs))
+    for options, power in (({"length_penalty": 0.5}, 0.5), ({"normalize": False}, 0)):
+        (found,) = plain.translate([LONG], SEARCH.model_copy(update=options), long="split")
+        (joined,) = found.hypotheses
+        length = len(joined.token_log_probs)
+        assert joined.score == pytest.approx(joined.log_prob / length**power)
     assert_alike([first, last], list(plain.translate(["w1 w2", "w3"], SEARCH)))
 
 

@@ -217,6 +217,24 @@ def test_contrapro_text_with_its_json(tmp_path: Path) -> None:
     assert second.context == ("A cup.",)
 
 
+def test_the_json_beside_a_text_may_be_compressed(tmp_path: Path) -> None:
+    write_json(tmp_path / "contrapro.json", [CONTRAPRO, SECOND])
+    path = write_contrapro(tmp_path)
+    expected = read_set(path)
+    found = tmp_path / "contrapro.json"
+    (tmp_path / "contrapro.json.gz").write_bytes(gzip.compress(found.read_bytes()))
+    found.unlink()
+    assert read_set(path) == expected
+
+
+def test_contexts_of_no_sentences_are_refused(tmp_path: Path) -> None:
+    path = write_contrapro(tmp_path)
+    for side in ("text.en", "text.de"):
+        write_lines(tmp_path / f"contrapro.{side}", [])
+    with pytest.raises(UserError, match="has 10 lines, no multiple of the 0 of "):
+        read_set(path)
+
+
 def test_contrapro_json_alone_has_no_context(tmp_path: Path) -> None:
     path = write_json(tmp_path / "contrapro.json", [CONTRAPRO, SECOND])
     first, second = read_set(path)

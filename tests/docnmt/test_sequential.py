@@ -133,6 +133,17 @@ def test_documents_side_by_side_are_what_they_are_alone(
     assert_alike(translate(one, DOCUMENTS), alone)
 
 
+def test_only_translations_are_counted_as_cut(translator: DocumentLineTranslator) -> None:
+    """Not the drafts of a model that corrects some."""
+    translator.counts.clear()
+    found = translate(translator, DOCUMENTS)
+    cut = [
+        len(translation.hypotheses[0].tokens) >= len(translation.source.split()) + 2
+        for translation in found
+    ]
+    assert translator.counts["translations ended by the maximum length"] == sum(cut) > 0
+
+
 def test_a_blank_sentence_is_no_context(one: DocumentLineTranslator) -> None:
     found = translate(one, [["w1 w2", " ", "w3 w4", "", "", "w5"]])
     without = translate(one, [["w1 w2", "w3 w4", "w5"]])
@@ -268,6 +279,17 @@ def test_a_long_line_is_cut_or_refused(short: DocumentLineTranslator) -> None:
     assert found[1].source == LONG
     with pytest.raises(UserError, match="line 2 has more than the 9 tokens the model can read"):
         list(short.translate(lines, SEARCH, long="error"))
+
+
+def test_lengths_and_repeats_are_those_of_the_current_sentence(runs: Path) -> None:
+    """A model that writes previous translations again counts none of their tokens."""
+    translator = load_once(runs / "2-to-2")
+    search = SEARCH.model_copy(update={"min_length": 3, "no_repeat_ngram": 1, "max_length_b": 9})
+    for translation in translator.translate(lines_of(translator, DOCUMENTS), search):
+        if translation.source:
+            tokens = translation.hypotheses[0].tokens
+            assert len(tokens) >= 3
+            assert len(set(tokens)) == len(tokens)
 
 
 def test_joined_sentences_that_are_too_long_lose_the_oldest(

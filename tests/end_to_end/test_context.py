@@ -362,8 +362,9 @@ def test_documents_of_one_sentence_are_refused(work: Path, tmp_path: Path) -> No
     )
     data = tmp_path / "data"
     succeed("docnmt prepare", recipe, "--out", data)
-    said = refused(work, tmp_path, "layerwise", data=data)
-    assert said == f"no sentence of {data} has a previous one in its document"
+    for kind in ("layerwise", "2-to-1"):
+        said = refused(work, tmp_path, kind, data=data)
+        assert said == f"no sentence of {data} has a previous one in its document"
 
 
 def test_another_dictionary_is_refused(work: Path, tmp_path: Path) -> None:
