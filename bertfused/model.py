@@ -283,18 +283,13 @@ class BeamSlots:
 
 
 class DecoderState:
-    """A decoder in the middle of some sentences; what the search steps (``search.Decoder``).
+    """A decoder in the middle of some sentences; what the search steps (``search.StatefulDecoder``).
 
     Beams share what belongs to their sentence: keys and values of the memory exist once, and a
     beam is one more query.
-
-    Args:
-        keep_states: Whether ``states`` will be asked for.
     """
 
-    def __init__(
-        self, model: FusedTransformer, memory: Memory, *, keep_states: bool = False
-    ) -> None:
+    def __init__(self, model: FusedTransformer, memory: Memory) -> None:
         self._embed, self._norm, self._output = (
             model.decoder.embed,
             model.decoder.norm,
@@ -313,7 +308,7 @@ class DecoderState:
         #: Of this decoder's layers, and of any layers on top of it.
         self.slots = BeamSlots(len(memory.states), memory.states.device)
         self._caches = [self.slots.new_cache() for _ in self._layers]
-        self._states = self.slots.new_store() if keep_states else None
+        self._states: SlotStore | None = None
         self._position = 0
 
     def advance(self, tokens: Int[Tensor, "batch beams"]) -> Float[Tensor, "batch beams model_dim"]:
@@ -330,8 +325,13 @@ class DecoderState:
             self._states.append(normed[:, None])
         return normed
 
+    def keep_states(self) -> None:
+        """Before the first step: keep the last hidden states of every step."""
+        assert not self._position
+        self._states = self.slots.new_store()
+
     def states(self, places: Int[Tensor, "beams 2"]) -> list[Float[Tensor, "_ model_dim"]]:
-        """Return the last hidden states of each step of some beams (sentence, beam)."""
+        """Return the kept states of all steps so far of some beams (sentence, beam)."""
         assert self._states is not None
         return [states[0] for states in self.slots.past(self._states, places)]
 

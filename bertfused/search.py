@@ -45,6 +45,18 @@ class Decoder(Protocol):
         """Drop all other sentences; the kept ones stand in this order."""
 
 
+@runtime_checkable
+class StatefulDecoder(Decoder, Protocol):
+    """A decoder that can give the states from which the tokens of a translation were predicted."""
+
+    def keep_states(self) -> None:
+        """Keep the states of every step from now on, the first."""
+
+    def states(self, places: Int[Tensor, "beams 2"]) -> list[Float[Tensor, "_ width"]]:
+        """Give the kept states of all steps so far of some beams, named by (row, beam)."""
+        ...
+
+
 @dataclass(frozen=True)
 class SpecialIds:
     """Token numbers with a meaning; ``start`` is what the decoder is fed first (fairseq: EOS)."""

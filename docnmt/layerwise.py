@@ -263,13 +263,16 @@ class LayerwiseDecoder:
         memories: Sequence[Float[Tensor, "batch _ _"] | Packed],
         masks: Sequence[Bool[Tensor, "batch _"]],
     ) -> None:
-        self._base = DecoderState(model.base, current.memory, keep_states=model.reads_target)
+        self._base = DecoderState(model.base, current.memory)
         self._output = model.output
         self._stack = LayerStack(model.output_layers, self._base.slots, memories, masks)
 
     def step(self, tokens: Int[Tensor, "batch beams"]) -> Float[Tensor, "batch beams vocab"]:
         logits: Tensor = self._output(self._stack.advance(self._base.advance(tokens)))
         return logits
+
+    def keep_states(self) -> None:
+        self._base.keep_states()
 
     def states(self, places: Int[Tensor, "beams 2"]) -> list[Float[Tensor, "_ model_dim"]]:
         return self._base.states(places)

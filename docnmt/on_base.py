@@ -13,7 +13,7 @@ from bertfused.batch import Example, pad_ids, token_batches
 from bertfused.config import SearchConfig
 from bertfused.model import DecoderState, Memory
 from bertfused.scoring import PairScore, target_log_probs
-from bertfused.search import Decoder, Hypothesis, beam_search, longest
+from bertfused.search import Decoder, Hypothesis, StatefulDecoder, beam_search, longest
 from bertfused.translate import Member, SourceLine, Translator
 from bertfused.vocab import Vocabulary
 from docnmt.batches import collate_in_context, predict, target_of
@@ -27,7 +27,6 @@ from docnmt.context import (
     Places,
     target_states,
 )
-from docnmt.layerwise import LayerwiseDecoder
 from docnmt.sequential import Pair, Sentence, by_length, forced_prefixes, history_of
 
 
@@ -79,7 +78,7 @@ class ContextSystem:
         current = self._current(sentences)
         decoder: Decoder
         if not sentences[0].previous and self.model.reads_base:
-            decoder = DecoderState(self.model.base, current.memory, keep_states=self.reads_target)
+            decoder = DecoderState(self.model.base, current.memory)
         elif not sentences[0].previous:
             examples = [sentence.example for sentence in sentences]
             decoder = self.base.members[0].start(examples, self.base.device)
@@ -95,7 +94,8 @@ class ContextSystem:
         lengths = [len(sentence.example.source) for sentence in sentences]
         forced = forced_prefixes(sentences, self.base)
         states_of = None
-        if self.reads_target and isinstance(decoder, DecoderState | LayerwiseDecoder):
+        if self.reads_target and isinstance(decoder, StatefulDecoder):
+            decoder.keep_states()
             states_of = decoder.states
         found = self.base.find(decoder, lengths, forced, search, nbest, seeds, states_of=states_of)
         for sentence, (best, *_) in zip(sentences, found, strict=True):

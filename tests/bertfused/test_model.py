@@ -358,7 +358,8 @@ def test_a_search_keeps_the_states_that_predicted_each_token(sampling: str | Non
     """Through re-ordered beams, forgotten slots and sentences that left the batch before."""
     model = tiny_model()
     memory = model.encoder(batch(fused=False))
-    decoder = DecoderState(model, memory, keep_states=True)
+    decoder = DecoderState(model, memory)
+    decoder.keep_states()
     limits = torch.tensor([30, 9, 2])
     config = SearchConfig(beam_size=4, sampling=sampling, min_length=2)
     find = partial(sample, seeds=[1, 2, 3], num_samples=4) if sampling else partial(beam_search)
