@@ -283,7 +283,7 @@ class BeamSlots:
 
 
 class DecoderState:
-    """A decoder in the middle of some sentences; what the search steps (``search.StatefulDecoder``).
+    """A decoder in the middle of some sentences: a ``search.StatefulDecoder``.
 
     Beams share what belongs to their sentence: keys and values of the memory exist once, and a
     beam is one more query.

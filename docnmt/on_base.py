@@ -166,7 +166,8 @@ class ContextSystem:
         histories = [history_of(line, target, bert_previous) for line, target in pairs]
         distinct = list(dict.fromkeys(pair for history in histories for pair in history))
         examples = dict(zip(distinct, self._examples(distinct), strict=True))
-        drafts = self._drafts([history[-1] for history in histories], examples, batch_tokens)
+        in_context = [history[-1] for history in histories if len(history) > 1]
+        drafts = self._drafts(in_context, examples, batch_tokens)
         scores = [PairScore(0.0, 0)] * len(pairs)
         lengths = [
             np.array([len(target_of(examples[own[-1]])) for own in histories], dtype=np.int64),
@@ -176,7 +177,7 @@ class ContextSystem:
             batch_scores = self._score(
                 [histories[i] for i in numbers],
                 examples,
-                None if drafts is None else [drafts[i] for i in numbers],
+                drafts,
                 label_smoothing,
             )
             for i, score in zip(numbers, batch_scores, strict=True):
@@ -187,7 +188,7 @@ class ContextSystem:
         self,
         histories: Sequence[Sequence[Pair]],
         examples: Mapping[Pair, Example],
-        drafts: Sequence[Sequence[int]] | None,
+        drafts: Mapping[Pair, Sequence[int]] | None,
         label_smoothing: float,
     ) -> list[PairScore]:
         member = self.base.members[0]
@@ -203,7 +204,7 @@ class ContextSystem:
 
         def draft(numbers: Sequence[int], current: Current, target: Int[Tensor, "_ _"]) -> Draft:
             assert drafts is not None
-            return self._represent([drafts[i] for i in numbers], current)
+            return self._represent([drafts[histories[i][-1]] for i in numbers], current)
 
         scores = [PairScore(0.0, 0)] * len(histories)
         for prediction in predict(
@@ -231,7 +232,7 @@ class ContextSystem:
         pairs: Sequence[Pair],
         examples: Mapping[Pair, Example],
         batch_tokens: int,
-    ) -> list[list[int]] | None:
+    ) -> dict[Pair, list[int]] | None:
         """Translate sentences with the base, each once, where the model wants that."""
         if not self.model.wants_draft:
             return None
@@ -243,7 +244,7 @@ class ContextSystem:
         self.encode(list(sentences.values()), self.base.search, batch_tokens)
         for batch in by_length(list(sentences.values()), batch_tokens):
             self._find_drafts(batch, self.base.search)
-        return [sentences[pair._replace(target="")].draft or [] for pair in pairs]
+        return {pair: sentences[pair._replace(target="")].draft or [] for pair in pairs}
 
 
 def _memory_of_row(memory: Memory, row: int, example: Example) -> Memory:

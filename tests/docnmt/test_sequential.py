@@ -11,7 +11,7 @@ from bertfused.translate import SourceLine, Translation, Translator
 from docnmt import DocumentTranslator
 from docnmt.documents import DocumentLine
 from docnmt.on_base import ContextSystem
-from docnmt.sequential import DocumentLineTranslator
+from docnmt.sequential import DocumentLineTranslator, Sentence
 from docnmt.translate import (
     as_read,
     in_context,
@@ -380,6 +380,25 @@ def test_only_the_nearest_sentences_are_read_and_no_blank_ones(
     assert as_read(translator, bare) == bare
     (without,) = score(translator, [(bare, "w8")])
     assert without.log_prob != pytest.approx(scores[0], abs=1e-3)
+
+
+def test_no_draft_is_searched_for_without_context(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system = load_once(runs / "cadec").system
+    assert isinstance(system, ContextSystem)
+    found: list[str] = []
+
+    def find_drafts(sentences: Sequence[Sentence], search: SearchConfig) -> None:
+        for sentence in sentences:
+            found.append(sentence.source_line.text)
+            sentence.draft = [5, 2]
+
+    monkeypatch.setattr(system, "_find_drafts", find_drafts)
+    lines = [SourceLine("w4"), SourceLine("w5", ("w1",)), SourceLine("w6", ("",))]
+    scores = system.score([(line, "w8") for line in lines], 4096, 0.0)
+    assert found == ["w5"]
+    assert [own.tokens for own in scores] == [2, 2, 2]
 
 
 def test_one_side_may_lack_context(one: DocumentLineTranslator) -> None:
