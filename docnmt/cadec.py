@@ -112,14 +112,12 @@ class CadecModel(ContextModel):
         current: Float[Tensor, "batch length width"],
         mask: Bool[Tensor, "batch length"],
     ) -> Packed:
-        # The dummy of a sentence without context would say that it is one of the sentence.
-        is_real = context.mask & (context.distance > 0)[context.index]
         one_hot = functional.one_hot(context.distance, self.sentences + 1)
         before = torch.cat([context.states, one_hot.to(context.states)], dim=1)
         own_hot = functional.one_hot(torch.zeros_like(mask.long()), self.sentences + 1)
         own = torch.cat([current, own_hot.to(current)], dim=2)[mask]
         index = torch.cat([context.index, len(before) + padded_index(mask)], dim=1)
-        return Packed(torch.cat([before, own]), index, torch.cat([is_real, mask], dim=1))
+        return Packed(torch.cat([before, own]), index, torch.cat([context.mask, mask], dim=1))
 
 
 class CadecDecoder:

@@ -67,8 +67,7 @@ class Context(Packed):
     """The context of each sentence of a batch: its previous sentences, joined, oldest first.
 
     Attributes:
-        distance: Of each token's sentence: 1 for the one just before. 0 is a dummy, which stands
-            where there is no context at all, so that no attention is over nothing.
+        distance: Of each token's sentence: 1 for the one just before.
     """
 
     distance: Int[Tensor, "tokens"]
@@ -79,8 +78,7 @@ class Places:
     """Where the tokens of contexts stand among the tokens of all sentences.
 
     Attributes:
-        tokens: The number of each token, context after context; the dummy is 0, the first real
-            one 1.
+        tokens: The number of each token, context after context.
         distance: As in ``Context``.
         mask: Of the padded contexts.
     """
@@ -91,21 +89,21 @@ class Places:
 
     @staticmethod
     def of(previous: Sequence[Sequence[int]], lengths: NDArray[np.integer]) -> "Places":
-        """Find the places of contexts.
+        """Find the places of contexts, of which none is empty: no attention is over nothing.
 
         Args:
             previous: For each sentence the numbers of its previous ones, oldest first.
             lengths: Tokens of every sentence, in the order of the numbers.
         """
-        starts = 1 + np.concatenate([[0], np.cumsum(lengths)])
-        dummy = np.zeros((2, 1), dtype=np.int64)
+        assert all(previous)
+        starts = np.concatenate([[0], np.cumsum(lengths)])
         rows = []
         for numbers in previous:
             parts = [
                 np.stack(np.broadcast_arrays(np.arange(starts[n], starts[n + 1]), distance))
                 for n, distance in zip(numbers, range(len(numbers), 0, -1), strict=True)
             ]
-            rows.append(np.concatenate(parts, axis=1) if parts else dummy)
+            rows.append(np.concatenate(parts, axis=1))
         sizes = np.array([row.shape[1] for row in rows])
         tokens, distance = torch.from_numpy(np.concatenate(rows, axis=1)).unbind(0)
         mask = np.arange(sizes.max())[None, :] < sizes[:, None]
@@ -115,8 +113,8 @@ class Places:
         return Places(self.tokens.to(device), self.distance.to(device), self.mask.to(device))
 
     def gather(self, flat: Float[Tensor, "all_tokens width"]) -> Context:
-        """Collect the states of the contexts; those of the dummy are zero."""
-        states = torch.cat([flat.new_zeros(1, flat.shape[1]), flat]).index_select(0, self.tokens)
+        """Collect the states of the contexts."""
+        states = flat.index_select(0, self.tokens)
         return Context(states, padded_index(self.mask), self.mask, self.distance)
 
 

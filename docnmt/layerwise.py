@@ -292,9 +292,9 @@ def _positions(sentences: int, width: int) -> nn.Embedding:
 
 
 def _at(positions: nn.Embedding, distance: Int[Tensor, "tokens"]) -> Float[Tensor, "tokens width"]:
-    """Return the embedding of each token's sentence; the dummy has none."""
-    embedded: Tensor = positions((distance - 1).clamp(min=0))
-    return embedded * (distance > 0)[:, None]
+    """Return the embedding of each token's sentence."""
+    embedded: Tensor = positions(distance - 1)
+    return embedded
 
 
 def _own_sentence_bias(context: Context) -> Float[Tensor, "batch 1 length length"]:

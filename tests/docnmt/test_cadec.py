@@ -82,7 +82,7 @@ def test_the_output_starts_as_the_bases_and_is_its_own() -> None:
 
 def by_hand(model: CadecModel, examples: list[Example], draft: list[int]) -> Tensor:
     """Compute the logits of the last sentence after the others, one sentence at a time."""
-    alone = [given(model, [example], [[]], [0], [draft]) for example in examples]
+    alone = [given(model, [example], [[0]], [0], [draft]) for example in examples]
 
     def at(distance: int, states: Tensor) -> Tensor:
         one_hot = torch.zeros(*states.shape[:2], model.sentences + 1)

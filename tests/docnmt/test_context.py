@@ -35,16 +35,8 @@ def test_contexts_are_the_previous_sentences_oldest_first() -> None:
     assert context.mask.sum(1).tolist() == [3, 3, 6]
 
 
-def test_no_context_is_a_dummy_at_distance_0() -> None:
-    context = Places.of([[], [1]], SIZES).gather(FLAT)
-    assert table(context, context.states) == [[0], [20]]
-    assert table(context, context.distance[:, None]) == [[0], [1]]
-    alone = Places.of([[]], SIZES).gather(FLAT)
-    assert alone.mask.tolist() == [[True]]
-
-
 def test_places_survive_a_move() -> None:
-    places = Places.of([[0, 2], []], SIZES)
+    places = Places.of([[0, 2], [1]], SIZES)
     context, moved = places.gather(FLAT), places.to(torch.device("cpu")).gather(FLAT)
     assert torch.equal(moved.states, context.states)
     assert torch.equal(moved.mask, context.mask)

@@ -195,7 +195,7 @@ def read_by_hand(layer: SourceContextLayer, x: Tensor, memory: Tensor) -> Tensor
 
 def by_hand(model: LayerwiseModel, examples: list[Example]) -> Tensor:
     """Compute the logits of the last sentence after the others, one sentence at a time."""
-    alone = [given(model, [example], [[]], [0], []) for example in examples]
+    alone = [given(model, [example], [[0]], [0], []) for example in examples]
     *before, own = alone
     memory = own.current.memory.states
     sources, targets = [], []

@@ -73,7 +73,7 @@ def test_gates_have_no_bias_and_translations_are_not_read() -> None:
 
 def by_hand(model: ZhangModel, examples: list[Example]) -> Tensor:
     """Compute the logits of the last sentence of a post-norm base without BERT."""
-    *before, own = [given(model, [example], [[]], [0], []) for example in examples]
+    *before, own = [given(model, [example], [[0]], [0], []) for example in examples]
     encoder, decoder = model.base.encoder, model.base.decoder
     ids = torch.cat([other.encoded.batch.source for other in before], dim=1)
     context = encoder.embed.tokens(ids) * math.sqrt(8) + sinusoids(ids.shape[1], 8)

@@ -14,6 +14,7 @@ from bertfused.batch import Example
 from docnmt.context import Context, ContextModel
 from tests.tiny_context import (
     ON_A_BASE,
+    Given,
     by_steps,
     given,
     logits,
@@ -34,7 +35,7 @@ models = st.tuples(
 # Lengths of source, target and BERT's input of each sentence of each document
 documents = st.lists(
     st.lists(
-        st.tuples(st.integers(1, 5), st.integers(1, 5), st.integers(2, 6)), min_size=1, max_size=4
+        st.tuples(st.integers(1, 5), st.integers(1, 5), st.integers(2, 6)), min_size=2, max_size=4
     ),
     min_size=1,
     max_size=2,
@@ -63,21 +64,25 @@ class Corpus:
             for place in range(len(document)):
                 start = max(first, first + place - model.sentences)
                 self.previous.append(list(range(start, first + place)))
+        self.in_context = [i for i, before in enumerate(self.previous) if before]
         drafts = tiny_examples([(1, own[0] + 1, 2) for own in lengths], seed=4, fused=False)
         self.drafts = [[*map(int, own.target or ())] for own in drafts]
 
-    def log_probs(self, wanted: Sequence[int]) -> list[Tensor]:
-        """Compute those of some sentences in one batch with the sentences before them."""
+    def given(self, wanted: Sequence[int]) -> Given:
+        """Collect some sentences with those before them."""
         needed = sorted({*wanted, *(j for i in wanted for j in self.previous[i])})
         place = {i: number for number, i in enumerate(needed)}
-        own = given(
+        return given(
             self.model,
             [self.examples[i] for i in needed],
             [[place[j] for j in self.previous[i]] for i in wanted],
             [place[i] for i in wanted],
             [self.drafts[i] for i in wanted],
         )
-        found = logits(self.model, own).log_softmax(-1)
+
+    def log_probs(self, wanted: Sequence[int]) -> list[Tensor]:
+        """Compute those of some sentences in one batch with the sentences before them."""
+        found = logits(self.model, self.given(wanted)).log_softmax(-1)
         return [
             row[: len(self.examples[i].target or ())] for i, row in zip(wanted, found, strict=True)
         ]
@@ -88,15 +93,15 @@ class Corpus:
 def test_batch_mates_and_padding_change_nothing(
     chosen: Model, found: list[list[tuple[int, int, int]]], random: Random
 ) -> None:
-    """Log-probabilities and gradients; contexts of 0 to 3 sentences are padded to the longest."""
+    """Log-probabilities and gradients; contexts of 1 to 3 sentences are padded to the longest."""
     model = build(chosen)
     corpus = Corpus(model, found, fused=chosen[1] is not None)
-    everything = list(range(len(corpus.examples)))
+    everything = corpus.in_context
     together = corpus.log_probs(everything)
     alone = [corpus.log_probs([i])[0] for i in everything]
     order = random.sample(everything, len(everything))
     shuffled = dict(zip(order, corpus.log_probs(order), strict=True))
-    for i, (own, single) in enumerate(zip(together, alone, strict=True)):
+    for i, own, single in zip(everything, together, alone, strict=True):
         assert bool(own.isfinite().all())
         torch.testing.assert_close(own, single, rtol=0, atol=5e-5)
         torch.testing.assert_close(shuffled[i], single, rtol=0, atol=5e-5)
@@ -118,7 +123,7 @@ def test_the_first_tokens_never_see_the_later_ones(
 ) -> None:
     corpus = Corpus(build(chosen), found, fused=chosen[1] is not None)
     generator = torch.Generator().manual_seed(seed)
-    wanted = int(torch.randint(len(corpus.examples), (), generator=generator))
+    wanted = corpus.in_context[int(torch.randint(len(corpus.in_context), (), generator=generator))]
     (expected,) = corpus.log_probs([wanted])
     target = corpus.examples[wanted].target
     assert target is not None
@@ -138,8 +143,7 @@ def test_what_is_padded_is_not_attended_to_at_any_step(
     """Step 1 too: whatever token of whatever sentence stands behind the mask of a context."""
     model = build(chosen)
     corpus = Corpus(model, found, fused=chosen[1] is not None)
-    everything = range(len(corpus.examples))
-    own = given(model, corpus.examples, corpus.previous, everything, corpus.drafts)
+    own = corpus.given(corpus.in_context)
     expected, steps = logits(model, own), by_steps(model, own)
 
     def other(context: Context) -> Context:
@@ -178,8 +182,8 @@ def test_decoding_by_steps_equals_the_whole_for_any_history_of_beams(
     def draw(low: int, high: int, *shape: int) -> Tensor:
         return torch.randint(low, high, shape, generator=generator)
 
-    order = list(range(len(corpus.examples)))
-    own = given(model, corpus.examples, corpus.previous, order, corpus.drafts)
+    order = corpus.in_context
+    own = corpus.given(order)
     decoder = model.start(own.current, own.source, own.target)
     tokens = torch.full((len(order), 1), 2)
     histories: list[list[list[int]]] = [[[]] for _ in order]  # sentences, beams, tokens
