@@ -16,14 +16,14 @@ _VECTOR = 16  # float32 numbers
 
 
 def padding_bias(
-    mask: Bool[Tensor, "batch keys"],
+    mask: Bool[Tensor, "batch keys"] | None,
 ) -> Float[Tensor, "batch 1 1 keys"] | None:
     """Turn a mask into what is added to attention logits: 0 on real tokens, -inf elsewhere.
 
-    ``None`` when nothing is padded, which spares every layer the addition. (Not looked up on an
-    accelerator, where reading the answer would wait for the device.)
+    ``None`` when nothing is padded, which spares every layer the addition, or there is no mask.
+    (Not looked up on an accelerator, where reading the answer would wait for the device.)
     """
-    if mask.device.type == "cpu" and bool(mask.all()):
+    if mask is None or (mask.device.type == "cpu" and bool(mask.all())):
         return None
     bias = torch.zeros(mask.shape, device=mask.device)
     return bias.masked_fill_(~mask, -math.inf)[:, None, None, :]

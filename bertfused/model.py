@@ -122,7 +122,7 @@ class Encoder(nn.Module):
         """Yield the embeddings, then every layer's output; the last one is the encoder's."""
         x = self.embed(batch.source)
         bias = padding_bias(batch.source_mask)
-        bert_bias = None if batch.bert_mask is None else padding_bias(batch.bert_mask)
+        bert_bias = padding_bias(batch.bert_mask)
         for layer in self.layers:
             yield x
             x = layer(x, bias, batch.bert_states, bert_bias)
@@ -173,7 +173,7 @@ class Decoder(nn.Module):
         x = self.embed(decoder_input)
         bias = causal_bias(x.shape[1], x.device)
         memory_bias = padding_bias(memory.mask)
-        bert_bias = None if memory.bert_mask is None else padding_bias(memory.bert_mask)
+        bert_bias = padding_bias(memory.bert_mask)
         for layer in self.layers:
             x = layer(x, bias, memory.states, memory_bias, memory.bert_states, bert_bias)
         normed: Tensor = x if self.norm is None else self.norm(x)
@@ -304,7 +304,7 @@ class DecoderState:
             for layer in self._layers
         ]
         self._memory_bias = padding_bias(memory.mask)
-        self._bert_bias = None if memory.bert_mask is None else padding_bias(memory.bert_mask)
+        self._bert_bias = padding_bias(memory.bert_mask)
         #: Of this decoder's layers, and of any layers on top of it.
         self.slots = BeamSlots(len(memory.states), memory.states.device)
         self._caches = [self.slots.new_cache() for _ in self._layers]

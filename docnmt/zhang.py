@@ -75,7 +75,7 @@ class ZhangModel(ContextModel):
         decoder = self.base.decoder
         memory, context = self.memory(current, source)
         context_bias, memory_bias = padding_bias(source.mask), padding_bias(memory.mask)
-        bert_bias = None if memory.bert_mask is None else padding_bias(memory.bert_mask)
+        bert_bias = padding_bias(memory.bert_mask)
         x = decoder.embed(current.decoder_input)
         bias = causal_bias(x.shape[1], x.device)
         for layer, attention in self.decoder_pairs():
@@ -101,7 +101,7 @@ class ZhangModel(ContextModel):
         for layer in self.context_layers:
             context = layer(context, context_bias)
         bert_states, bert_mask = current.memory.bert_states, current.memory.bert_mask
-        bert_bias = None if bert_mask is None else padding_bias(bert_mask)
+        bert_bias = padding_bias(bert_mask)
         x = base.embed(current.source)
         for own, attention in zip(base.layers, self.encoder_attentions, strict=True):
             assert isinstance(own, EncoderLayer)

@@ -128,6 +128,7 @@ def test_cross_attention_and_its_gradients_are_those_of_torch(
 
 def test_a_bias_hides_padding_and_is_absent_without_any() -> None:
     assert padding_bias(torch.ones(2, 3, dtype=torch.bool)) is None
+    assert padding_bias(None) is None
     bias = padding_bias(torch.tensor([[True, True, False], [True, False, False]]))
     assert bias is not None
     assert bias.shape == (2, 1, 1, 3)
