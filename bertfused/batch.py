@@ -103,13 +103,24 @@ def collate(examples: Sequence[Example], bert_ids: BertIds | None = None) -> Bat
     if examples[0].target is not None:
         targets = [example.target for example in examples if example.target is not None]
         target, target_mask = pad_ids(targets, Vocabulary.pad)
-        decoder_input = target.roll(1, dims=1)
-        decoder_input[:, 0] = Vocabulary.eos
-        batch = replace(batch, target=target, target_mask=target_mask, decoder_input=decoder_input)
+        batch = replace(
+            batch, target=target, target_mask=target_mask, decoder_input=shift_right(target)
+        )
     if examples[0].bert is not None:
         assert bert_ids is not None
         batch = _add_bert(batch, examples, bert_ids)
     return batch
+
+
+def shift_right(target: Int[Tensor, "batch target"]) -> Int[Tensor, "batch target"]:
+    """Make the decoder's input of targets: EOS, and each token one place later.
+
+    >>> shift_right(torch.tensor([[5, 6, 2], [7, 2, 1]])).tolist()
+    [[2, 5, 6], [2, 7, 2]]
+    """
+    decoder_input = target.roll(1, dims=1)
+    decoder_input[:, 0] = Vocabulary.eos
+    return decoder_input
 
 
 def _add_bert(batch: Batch, examples: Sequence[Example], bert_ids: BertIds) -> Batch:

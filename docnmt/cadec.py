@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bertfused.attention import causal_bias, padding_bias
+from bertfused.batch import shift_right
 from bertfused.config import SearchConfig
 from bertfused.model import BeamSlots, DecoderState, Embedding, FusedTransformer
 from bertfused.noise import Dropout, Noise
@@ -188,9 +189,7 @@ def training_draft(
 @torch.no_grad()
 def draft_of(base: FusedTransformer, current: Current, draft: Int[Tensor, "batch draft"]) -> Draft:
     """Represent given drafts by what the base's decoder makes of them."""
-    decoder_input = draft.roll(1, dims=1)
-    decoder_input[:, 0] = Vocabulary.eos
-    hidden = base.decoder(decoder_input, current.memory)
+    hidden = base.decoder(shift_right(draft), current.memory)
     embed: Embedding = base.decoder.embed
     return Draft(target_states(embed, draft, hidden), draft != Vocabulary.pad)
 
