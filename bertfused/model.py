@@ -70,22 +70,21 @@ class Embedding(nn.Module):
             self.positions = nn.Embedding(learned_positions, model_dim)
             nn.init.normal_(self.positions.weight, std=model_dim**-0.5)
 
-    def forward(
-        self, ids: Int[Tensor, "batch length"], position: int = 0
-    ) -> Float[Tensor, "batch length model_dim"]:
-        """Embed ``ids``, the first of which stands at ``position`` (0 = start of sentence)."""
-        places = self._positions(position, ids.shape[1])
-        x = torch.add(places, self.tokens(ids), alpha=self.scale)
-        if self.norm is not None:
-            x = self.norm(x)
-        dropped: Tensor = self.dropout(x)
+    def forward(self, ids: Int[Tensor, "batch length"]) -> Float[Tensor, "batch length model_dim"]:
+        """Embed the tokens of whole sentences."""
+        dropped: Tensor = self.dropout(self._embed(ids, self._positions(0, ids.shape[1])))
         return dropped
 
     def at_step(
         self, ids: Int[Tensor, "batch beams"], position: int
     ) -> Float[Tensor, "batch beams model_dim"]:
-        """Embed the tokens that all stand at one position."""
-        x = torch.add(self._positions(position, 1), self.tokens(ids), alpha=self.scale)
+        """Embed, in a search, tokens that all stand at one position."""
+        return self._embed(ids, self._positions(position, 1))
+
+    def _embed(
+        self, ids: Int[Tensor, "batch length"], positions: Float[Tensor, "#length model_dim"]
+    ) -> Float[Tensor, "batch length model_dim"]:
+        x = torch.add(positions, self.tokens(ids), alpha=self.scale)
         normed: Tensor = x if self.norm is None else self.norm(x)
         return normed
 
