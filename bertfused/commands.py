@@ -16,7 +16,7 @@ import typer
 from bertfused.config import Corpus, InferencePrecision, Recipe, SearchConfig, load_recipe
 from bertfused.console import Quiet, log_to_stderr, progress, warn_of
 from bertfused.errors import UserError
-from bertfused.text import count_lines, open_output, read_lines
+from bertfused.text import SentenceTest, count_lines, open_output, read_lines
 
 if TYPE_CHECKING:
     import torch
@@ -585,7 +585,7 @@ def read_pairs_of(
         )
 
 
-def pronoun_finder(pipeline: str) -> Callable[[Iterable[str]], list[bool]]:
+def pronoun_finder(pipeline: str) -> SentenceTest:
     """Load what tells which sentences have a pronoun of the third person.
 
     Raises:

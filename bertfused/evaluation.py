@@ -1,10 +1,11 @@
 """Score the translations of a test set: what ``evaluate`` prints."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from bertfused import metrics
+from bertfused.text import SentenceTest
 from bertfused.translate import SourceLine, Translation
 
 _logger = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ def evaluation(
 def bleu_by_pronouns(
     translations: Sequence[Translation | str],
     pairs: Sequence[tuple[SourceLine | str, str]],
-    has_pronoun: Callable[[Iterable[str]], list[bool]],
+    has_pronoun: SentenceTest,
     *,
     lowercase: bool = False,
 ) -> dict[str, Any]:

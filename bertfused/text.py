@@ -28,6 +28,10 @@ _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _logger = logging.getLogger(__name__)
 
 
+# Says of each of some sentences whether something is true of it.
+SentenceTest = Callable[[Iterable[str]], list[bool]]
+
+
 class SentencePair(NamedTuple):
     """A sentence and its translation."""
 

@@ -8,18 +8,20 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import NormalDist
 
 from bertfused.errors import UserError
 from bertfused.scoring import PairScore
+from bertfused.text import SentenceTest
 from bertfused.translate import SourceLine
 from docnmt.contrastive import ContrastiveItem
 
 Score = Callable[[list[tuple[SourceLine, str]]], Iterable[PairScore]]
 AsRead = Callable[[SourceLine], SourceLine]
 
-_Z = 1.959963984540054  # of 95%, two-sided
+_Z = NormalDist().inv_cdf(0.975)  # of 95%, two-sided
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ def contrast(
     *,
     name: str = "the set",
     as_read: AsRead = lambda line: line,
-    has_pronoun: Callable[[Iterable[str]], list[bool]] | None = None,
+    has_pronoun: SentenceTest | None = None,
 ) -> ContrastResult:
     """Score every candidate after its own context and count what was right.
 
@@ -131,9 +133,7 @@ def contrast(
     )
 
 
-def _by_pronoun(
-    judged: Sequence[Judged], has_pronoun: Callable[[Iterable[str]], list[bool]]
-) -> dict[str, Accuracy]:
+def _by_pronoun(judged: Sequence[Judged], has_pronoun: SentenceTest) -> dict[str, Accuracy]:
     marks = has_pronoun(judged_item.item.source for judged_item in judged)
     groups: dict[bool, list[Judged]] = {True: [], False: []}
     for judged_item, mark in zip(judged, marks, strict=True):
@@ -214,16 +214,10 @@ def _group_json(group: Mapping[int, Accuracy] | Mapping[str, Accuracy]) -> dict[
 
 
 def _accuracy_json(accuracy: Accuracy) -> dict[str, object]:
-    return {
-        "accuracy": accuracy.share,
-        "interval": accuracy.interval,
-        "correct": accuracy.correct,
-        "items": accuracy.items,
-        "ties": accuracy.ties,
-    }
+    return {"accuracy": accuracy.share, "interval": accuracy.interval, **asdict(accuracy)}
 
 
-def item_records(name: str, result: ContrastResult) -> Iterable[dict[str, object]]:
+def item_records(name: str, result: ContrastResult) -> Iterator[dict[str, object]]:
     """Give each item's scores as an object for a line of JSON; -inf, which it lacks, is None."""
     for number, judged_item in enumerate(result.judged, start=1):
         item = judged_item.item
