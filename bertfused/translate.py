@@ -351,12 +351,14 @@ class Translator:
         if len(starts) > 1:
             decoder = Ensemble(starts, search.temperature)
             search = search.model_copy(update={"temperature": 1.0})
-        forced = None
-        if any(prefix is not None for prefix in prefixes):
-            target = self.members[0].target
-            forced = [target.encode(prefix or "") for prefix in prefixes]
         lengths = [len(example.source) for example in examples[0]]
-        return self.find(decoder, lengths, forced, search, nbest, seeds)
+        return self.find(decoder, lengths, self.prefix_ids(prefixes), search, nbest, seeds)
+
+    def prefix_ids(self, prefixes: Sequence[str | None]) -> list[list[int]] | None:
+        """Return the ids that translations have to begin with, if any has to."""
+        if all(prefix is None for prefix in prefixes):
+            return None
+        return [self.members[0].target.encode(prefix or "") for prefix in prefixes]
 
     def find(
         self,

@@ -23,7 +23,7 @@ from bertfused.translate import Member, SourceLine, Translator
 from bertfused.vocab import Vocabulary
 from docnmt.batches import DocumentExamples, target_of
 from docnmt.config import ConcatenationConfig
-from docnmt.sequential import Sentence, forced_prefixes, history_of
+from docnmt.sequential import Sentence, history_of
 
 # Stands between joined sentences: in every dictionary, and in no text.
 BREAK = Vocabulary.bos
@@ -96,8 +96,11 @@ class ConcatenatedSystem:
             for sentence in sentences
         ]
         beginnings = [target_of(example) for example in joined]
-        wanted = forced_prefixes(sentences, self.base) or [[] for _ in sentences]
-        prefixes = [[*first, *then] for first, then in zip(beginnings, wanted, strict=True)]
+        wanted = self.base.prefix_ids([sentence.source_line.prefix for sentence in sentences])
+        prefixes = [
+            [*first, *then]
+            for first, then in zip(beginnings, wanted or [[] for _ in sentences], strict=True)
+        ]
         begun = [len(beginning) for beginning in beginnings]
         sources = [replace(example, target=None) for example in joined]
         # Ranked by what follows the beginning, another one may be the best.

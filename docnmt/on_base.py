@@ -27,7 +27,7 @@ from docnmt.context import (
     Places,
     target_states,
 )
-from docnmt.sequential import Pair, Sentence, by_length, forced_prefixes, history_of
+from docnmt.sequential import Pair, Sentence, by_length, history_of
 
 
 class ContextSystem:
@@ -92,7 +92,7 @@ class ContextSystem:
                 target = self._context(previous, [before.target_states for before in needed])
             decoder = self.model.start(current, source, target)
         lengths = [len(sentence.example.source) for sentence in sentences]
-        forced = forced_prefixes(sentences, self.base)
+        forced = self.base.prefix_ids([sentence.source_line.prefix for sentence in sentences])
         states_of = None
         if self.reads_target and isinstance(decoder, StatefulDecoder):
             decoder.keep_states()

@@ -234,14 +234,6 @@ def by_length(sentences: Sequence[Sentence], batch_tokens: int) -> list[list[Sen
     return [[sentences[i] for i in batch] for batch in token_batches([lengths], batch_tokens)]
 
 
-def forced_prefixes(sentences: Sequence[Sentence], base: Translator) -> list[list[int]] | None:
-    """Return the ids that translations have to begin with, if any has to."""
-    prefixes = [sentence.source_line.prefix for sentence in sentences]
-    if all(prefix is None for prefix in prefixes):
-        return None
-    return [base.members[0].target.encode(prefix or "") for prefix in prefixes]
-
-
 class Pair(NamedTuple):
     """A sentence and its translation, and what the pretrained encoder reads before it."""
 
