@@ -287,7 +287,7 @@ class Translator:
         pieces: list[_Piece] = []
         for i, line in enumerate(lines):
             if line.text.strip():
-                texts = self.fit(line.text, long, f"line {number + i + 1}")
+                texts = self.cut_to_fit(line.text, long, f"line {number + i + 1}")
                 for part, text in enumerate(texts):
                     prefix = None if part else line.prefix  # it begins the line, not every piece
                     pieces.append(_Piece(i, part, replace(line, text=text, prefix=prefix)))
@@ -316,7 +316,7 @@ class Translator:
             for line, parts in zip(lines, by_line, strict=True)
         ]
 
-    def fit(self, text: str, long: Long, where: str) -> list[str]:
+    def cut_to_fit(self, text: str, long: Long, where: str) -> list[str]:
         """Return the text, or the pieces of it, that the model has positions for."""
         limit = min(member.card.model.max_positions for member in self.members) - 1
 
@@ -352,7 +352,7 @@ class Translator:
             decoder = Ensemble(starts, search.temperature)
             search = search.model_copy(update={"temperature": 1.0})
         lengths = [len(example.source) for example in examples[0]]
-        return self.find(decoder, lengths, self.prefix_ids(prefixes), search, nbest, seeds)
+        return self.run_search(decoder, lengths, self.prefix_ids(prefixes), search, nbest, seeds)
 
     def prefix_ids(self, prefixes: Sequence[str | None]) -> list[list[int]] | None:
         """Return the ids that translations have to begin with, if any has to."""
@@ -360,11 +360,11 @@ class Translator:
             return None
         return [self.members[0].target.encode(prefix or "") for prefix in prefixes]
 
-    def find(
+    def run_search(
         self,
         decoder: Decoder,
         source_lengths: Sequence[int],
-        forced: Sequence[Sequence[int]] | None,
+        prefixes: Sequence[Sequence[int]] | None,
         search: SearchConfig,
         nbest: int,
         seeds: Sequence[int],
@@ -374,9 +374,9 @@ class Translator:
         """Search with a decoder that stands before the first token of some sentences.
 
         Args:
-            forced: Ids that each translation has to begin with.
+            prefixes: Ids that each translation has to begin with.
             seeds: One a sentence, for sampling.
-            begun: How many of the forced ids the lengths and ``no_repeat_ngram`` do not count.
+            begun: How many ids of each prefix the lengths and ``no_repeat_ngram`` do not count.
             states_of: As of ``beam_search``.
         """
         positions = min(member.card.model.max_positions for member in self.members)
@@ -392,7 +392,7 @@ class Translator:
                 search,
                 seeds=seeds,
                 num_samples=nbest,
-                prefixes=forced,
+                prefixes=prefixes,
                 begun=begun,
                 states_of=states_of,
             )
@@ -402,7 +402,7 @@ class Translator:
                 max_lengths,
                 search,
                 nbest=nbest,
-                prefixes=forced,
+                prefixes=prefixes,
                 begun=begun,
                 states_of=states_of,
             )

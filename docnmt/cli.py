@@ -248,7 +248,7 @@ def contrast(
     log_to_stderr(quiet)
     items = {path: read_set(path, format) for path in sets}
     has_pronoun = None if by_pronouns is None else pronoun_finder(by_pronouns)
-    from docnmt import contrast as evaluation
+    from docnmt import contrast as judging
     from docnmt.translate import as_read, load, reads_context
 
     translator = load(run, device=device, encoder=encoder, encoder_precision=encoder_precision)
@@ -259,7 +259,7 @@ def contrast(
     for path, own in items.items():
         if in_context and not any(item.context or item.target_contexts for item in own):
             _logger.warning("%s holds no context sentences", path)
-        results[str(path)] = evaluation.contrast(
+        results[str(path)] = judging.contrast(
             own,
             partial(
                 _scores,
@@ -276,12 +276,12 @@ def contrast(
     if output is not None:
         with open_output(output) as writer:
             for name, result in results.items():
-                for record in evaluation.item_records(name, result):
+                for record in judging.item_records(name, result):
                     writer.write_line(json.dumps(record))
     if as_json:
-        typer.echo(json.dumps([evaluation.as_json(*result) for result in results.items()]))
+        typer.echo(json.dumps([judging.as_json(*result) for result in results.items()]))
     else:
-        tables = [f"{name}\n{evaluation.table(result)}" for name, result in results.items()]
+        tables = [f"{name}\n{judging.table(result)}" for name, result in results.items()]
         typer.echo("\n\n".join(tables))
     warn_of(translator.counts)
 

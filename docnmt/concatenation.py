@@ -105,7 +105,7 @@ class ConcatenatedSystem:
         sources = [replace(example, target=None) for example in joined]
         # Ranked by what follows the beginning, another one may be the best.
         count = nbest if search.sampling else max(nbest, search.beam_size)
-        found = self.base.find(
+        found = self.base.run_search(
             member.start(sources, self.base.device),
             [len(sentence.example.source) for sentence in sentences],
             prefixes if any(prefixes) else None,

@@ -286,7 +286,7 @@ class Sizes:
         return FeedForward(self.model_dim, self.ffn_dim, self.activation, 0.0, noise)
 
 
-def gate_of(
+def sigmoid_gate(
     linear: nn.Linear,
     first: Float[Tensor, "*places model_dim"],
     second: Float[Tensor, "*places model_dim"],
@@ -325,7 +325,7 @@ class GatedResidual(nn.Module):
         sublayer: Float[Tensor, "batch length model_dim"],
     ) -> Float[Tensor, "batch length model_dim"]:
         sublayer = sublayer.to(residual)
-        return torch.lerp(sublayer, residual, gate_of(self.gate, residual, sublayer))
+        return torch.lerp(sublayer, residual, sigmoid_gate(self.gate, residual, sublayer))
 
 
 class GatedAttention(nn.Module):

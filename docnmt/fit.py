@@ -134,7 +134,7 @@ def _set_up_on_base(
     card = base_card.model_copy(
         update={
             "context": config.model_dump(mode="json"),
-            "documents": _documents(data, _bert_previous(data, base_card)),
+            "documents": _documents_section(data, _checked_bert_previous(data, base_card)),
             "search": recipe.search,
             "text_files": hash_text_files(data.path),
         }
@@ -155,7 +155,7 @@ def _set_up_on_base(
         precision=choose_precision(recipe.train.precision, device),
     )
     training, dev = (
-        _in_documents(data, name, encoder, config.sentences, only_in_context=name == "train")
+        _document_examples(data, name, encoder, config.sentences, only_in_context=name == "train")
         for name in ("train", "dev")
     )
     member = Member(card, model.base, *data.tokenizers(), encoder)
@@ -197,12 +197,12 @@ def _set_up_concatenation(
     card = card.model_copy(
         update={
             "context": config.model_dump(mode="json"),
-            "documents": _documents(data, 0),
+            "documents": _documents_section(data, 0),
         }
     )
     training, dev = (
         ConcatenatedExamples(
-            _in_documents(data, name, None, config.sentences), config, card.model.max_positions
+            _document_examples(data, name, None, config.sentences), config, card.model.max_positions
         )
         for name in ("train", "dev")
     )
@@ -239,7 +239,7 @@ def _check_base(recipe: DocumentRecipe, base: ModelCard) -> None:
             )
 
 
-def _documents(data: DataFolder, bert_previous: int) -> dict[str, Any]:
+def _documents_section(data: DataFolder, bert_previous: int) -> dict[str, Any]:
     """Return how text to translate is read: as the data were, with the base's own BERT input."""
     documents = None if data.report is None else data.report.documents
     if documents is None:
@@ -247,7 +247,7 @@ def _documents(data: DataFolder, bert_previous: int) -> dict[str, Any]:
     return {**documents, "previous": bert_previous}
 
 
-def _bert_previous(data: DataFolder, base: ModelCard) -> int:
+def _checked_bert_previous(data: DataFolder, base: ModelCard) -> int:
     """Return how many sentences the base's pretrained encoder reads before the current one."""
     if base.fusion is None:
         return 0
@@ -262,7 +262,7 @@ def _bert_previous(data: DataFolder, base: ModelCard) -> int:
     return wanted
 
 
-def _in_documents(
+def _document_examples(
     data: DataFolder,
     name: str,
     encoder: PretrainedEncoder | None,

@@ -29,7 +29,7 @@ from docnmt.context import (
     LayerStack,
     Packed,
     Sizes,
-    gate_of,
+    sigmoid_gate,
 )
 
 ResetGate = Literal["reset", "reset_add", "none"]
@@ -103,7 +103,7 @@ class SourceContextLayer(nn.Module):
         x = own.states
         if self.reset_gate != "none":
             cross = self.dropout(self._cross(own, memory, bias)).to(x)
-            x = gate_of(self.gate, x, cross) * x
+            x = sigmoid_gate(self.gate, x, cross) * x
             if self.reset_gate == "reset_add":
                 x = x + cross
         return feed_forward_sublayer(x[None], self.ffn, self.ffn_norm, self.dropout, True)[0]

@@ -92,12 +92,14 @@ class ContextSystem:
                 target = self._context(previous, [before.target_states for before in needed])
             decoder = self.model.start(current, source, target)
         lengths = [len(sentence.example.source) for sentence in sentences]
-        forced = self.base.prefix_ids([sentence.source_line.prefix for sentence in sentences])
+        prefixes = self.base.prefix_ids([sentence.source_line.prefix for sentence in sentences])
         states_of = None
         if self.reads_target and isinstance(decoder, StatefulDecoder):
             decoder.keep_states()
             states_of = decoder.states
-        found = self.base.find(decoder, lengths, forced, search, nbest, seeds, states_of=states_of)
+        found = self.base.run_search(
+            decoder, lengths, prefixes, search, nbest, seeds, states_of=states_of
+        )
         for sentence, (best, *_) in zip(sentences, found, strict=True):
             if best.states is not None:
                 ids = torch.tensor(best.ids, device=self.base.device)

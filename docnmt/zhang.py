@@ -119,7 +119,7 @@ class ZhangModel(ContextModel):
 
 
 @dataclass
-class _Step:
+class _LayerState:
     """What one decoder layer needs at every step."""
 
     layer: DecoderLayer
@@ -143,7 +143,7 @@ class ZhangDecoder:
         self._decoder, self._output = model.base.decoder, model.output
         self._slots = BeamSlots(len(context), context.device)
         self._position = 0
-        self._steps = []
+        self._layers = []
         for layer, attention in model.decoder_pairs():
             bert = None
             if layer.bert_attention is not None:
@@ -152,8 +152,8 @@ class ZhangDecoder:
                 bert = ProjectedMemory.of(
                     layer.bert_attention, memory.bert_states, memory.bert_mask
                 )
-            self._steps.append(
-                _Step(
+            self._layers.append(
+                _LayerState(
                     layer,
                     attention,
                     self._slots.new_cache(),
@@ -167,7 +167,7 @@ class ZhangDecoder:
         self._slots.append(tokens)
         x = self._decoder.embed.at_step(tokens, self._position)
         self._position += 1
-        for own in self._steps:
+        for own in self._layers:
             memory, context, bert = own.memory, own.context, own.bert
             x = own.layer.attend_own(x, self._slots.bias, own.cache)
             x = own.attention(x, context.keys_values, context.bias)
@@ -188,7 +188,7 @@ class ZhangDecoder:
 
     def keep(self, sentences: Int[Tensor, "kept"]) -> None:
         self._slots.keep(sentences)
-        for own in self._steps:
+        for own in self._layers:
             own.memory = own.memory.select(sentences)
             own.context = own.context.select(sentences)
             own.bert = None if own.bert is None else own.bert.select(sentences)

@@ -260,7 +260,7 @@ def test_pieces_of_a_long_line_are_consecutive_sentences(
     before = short.counts["long lines"]
     found = list(short.translate(lines, SEARCH))
     assert short.counts["long lines"] == before + 1
-    pieces = short.system.base.fit(texts[1], "split", "")
+    pieces = short.system.base.cut_to_fit(texts[1], "split", "")
     assert len(pieces) > 2
     apart = [SourceLine(text, document=document) for text in (texts[0], *pieces, texts[2])]
     expected = [own.hypotheses[0] for own in short.translate(apart, SEARCH)]
@@ -272,7 +272,7 @@ def test_pieces_of_a_long_line_are_consecutive_sentences(
 
 def test_a_long_line_is_cut_or_refused(short: DocumentLineTranslator) -> None:
     lines = [SourceLine(text, document="1") for text in ("w20", LONG, "w21 w22")]
-    first = short.system.base.fit(LONG, "truncate", "")[0]
+    first = short.system.base.cut_to_fit(LONG, "truncate", "")[0]
     found = list(short.translate(lines, SEARCH, long="truncate"))
     expected = list(short.translate([lines[0], replace(lines[1], text=first), lines[2]], SEARCH))
     assert [own.text for own in found] == [own.text for own in expected]
