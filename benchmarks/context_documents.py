@@ -164,16 +164,16 @@ class Experiment:
 
     def recipe(self, system: str, steps: int) -> Path:
         """Write the recipe of a system."""
-        own = SYSTEMS[system]
-        previous = 1 if own.is_fused else 0
+        kind = SYSTEMS[system]
+        previous = 1 if kind.is_fused else 0
         sections = recipe_sections(self.text.target, steps, self.budget.vocabulary, previous)
         sections["search"] = self.budget.search
-        if own.context is not None:
-            sections["context"] = own.context
+        if kind.context is not None:
+            sections["context"] = kind.context
             del sections["model"]  # that of the system it is trained from
-        elif own.is_fused:
+        elif kind.is_fused:
             sections["fusion"] = {"encoder": "minilm", "layer": LAYER, "drop_net": 0.0}
-        if own.is_fused:
+        if kind.is_fused:
             sections["subwords"]["reuse"] = str(self.folder / "data")
         path = self.folder / f"{system}.toml"
         path.write_text(tomli_w.dumps(sections))
@@ -202,9 +202,9 @@ class Experiment:
             return self.budget.steps
         mark = self.folder / f"{system}-steps"
         if not mark.exists():
-            own, budget = SYSTEMS[system], self.budget
+            kind, budget = SYSTEMS[system], self.budget
             seconds = budget.base_seconds if system == "base" else budget.trial_seconds
-            seconds = own.share * (seconds - self.encoding_seconds(system))
+            seconds = kind.share * (seconds - self.encoding_seconds(system))
             recipe = self.recipe(system, 1)
             cost = measure_step(recipe, DocumentRecipe, self.data(system), set_up=set_up, init=init)
             mark.write_text(str(max(round(seconds / cost), 1)))
@@ -255,8 +255,8 @@ class Experiment:
         lines = list(MODE.source_lines(test, translator.documents))
         translations = list(translator.translate(lines))
         with open_output(self.folder / f"{system}.{self.text.target}") as writer:
-            for own in translations:
-                writer.write_line(own.text)
+            for translation in translations:
+                writer.write_line(translation.text)
         return evaluation(translations, list(zip(lines, self.references(), strict=True)))
 
     def references(self) -> list[str]:
@@ -278,10 +278,10 @@ class Experiment:
         order = [first, *(name for name in systems if name != first)]
         outputs = {n: list(read_lines(self.folder / f"{n}.{self.text.target}")) for n in order}
         if len(outputs) > 1:
-            for own in metrics.paired_bootstrap(self.references(), outputs):
-                if own.score.name.startswith("BLEU") and own.score.interval is not None:
-                    systems[own.system]["half_width"] = own.score.interval.half_width
-                    systems[own.system]["p"] = own.p_value if first == "control" else None
+            for tested in metrics.paired_bootstrap(self.references(), outputs):
+                if tested.score.name.startswith("BLEU") and tested.score.interval is not None:
+                    systems[tested.system]["half_width"] = tested.score.interval.half_width
+                    systems[tested.system]["p"] = tested.p_value if first == "control" else None
         lines = json.loads((self.folder / "lines.json").read_text())
         del lines["facts"]
         return {"corpus": self.name, "lines": lines, "systems": systems}
@@ -291,7 +291,7 @@ def accuracy_cell(found: dict[str, Any] | None) -> str:
     """Write an accuracy with its interval, in percent."""
     if found is None:
         return ""
-    share, low, high = (100 * own for own in (found["accuracy"], *found["interval"]))
+    share, low, high = (100 * value for value in (found["accuracy"], *found["interval"]))
     return f"{share:.1f} ({low:.1f} to {high:.1f})"
 
 
@@ -299,13 +299,13 @@ def report(results: list[dict[str, Any]], budget: Budget) -> str:
     """Return the results as Markdown."""
     sets = [name for text in TEXTS.values() for name in text.sets]
     rows = []
-    for own in results:
-        for name, found in own["systems"].items():
+    for result in results:
+        for name, found in result["systems"].items():
             p, half_width = found.get("p"), found.get("half_width")
             bleu = f"{found['scores']['bleu']['value']:.1f}"
             rows.append(
                 [
-                    own["corpus"],
+                    result["corpus"],
                     SYSTEMS[name].title,
                     bleu if half_width is None else f"{bleu} ± {half_width:.1f}",
                     f"{found['scores']['d-bleu']['value']:.1f}",
@@ -317,8 +317,8 @@ def report(results: list[dict[str, Any]], budget: Budget) -> str:
             )
     scores = results[0]["systems"]["base"]["scores"]
     lines = "; ".join(
-        f"{own['corpus']} {', '.join(f'{n:,} {split}' for split, n in own['lines'].items())}"
-        for own in results
+        f"{result['corpus']} {', '.join(f'{n:,} {split}' for split, n in result['lines'].items())}"
+        for result in results
     )
     header = ["corpus", "system", "s-BLEU", "d-BLEU", "p", *sets, "steps", "encoding s"]
     return "\n".join(
@@ -367,7 +367,9 @@ def main() -> None:
     for corpus in corpora:
         Experiment(arguments.folder, corpus, budget).go(systems)
     experiments = [Experiment(arguments.folder, corpus, budget) for corpus in TEXTS]
-    results = [own.results() for own in experiments if (own.folder / "found").exists()]
+    results = [
+        experiment.results() for experiment in experiments if (experiment.folder / "found").exists()
+    ]
     text = report(results, budget)
     publish(
         "context-documents", text, {"results": results}, arguments.folder, quick=arguments.quick

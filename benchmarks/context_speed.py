@@ -181,12 +181,12 @@ def time_training(
         tokens.append(step.target_tokens)
     card = systems["main"].card.model
     return {
-        "seconds": {kind: own[warm_up:] for kind, own in seconds.items()},
+        "seconds": {kind: times[warm_up:] for kind, times in seconds.items()},
         "tokens": tokens[warm_up:],
         "precision": systems["main"].trainer.precision,
         "model": card.model_dump(mode="json"),
         "new_parameters": {
-            name: sum(own.numel() for own in setup.trainer.parameters.values())
+            name: sum(parameter.numel() for parameter in setup.trainer.parameters.values())
             for name, setup in systems.items()
         },
         "is_random": is_random,
@@ -202,7 +202,7 @@ def in_turn(systems: dict[str, Any], turn: int) -> list[tuple[str, Any]]:
 def with_cadec(seconds: dict[str, list[float]]) -> dict[str, list[float]]:
     """Add a step of CADec as it trains: the mean of both kinds of drafts."""
     both = zip(seconds[REFERENCES], seconds[SAMPLES], strict=True)
-    return {"main": seconds["main"], "CADec": [statistics.mean(own) for own in both], **seconds}
+    return {"main": seconds["main"], "CADec": [statistics.mean(pair) for pair in both], **seconds}
 
 
 # ---------------------------------------------------------------------------- decoding
@@ -258,8 +258,8 @@ def time_decoding(
         "lines": len(lines),
         "documents": len({line.document for line in lines}),
         "seconds": seconds,
-        "changed": {name: different(given[name], own) for name, own in small.items()},
-        "unlike_base": {name: different(own, given["base"]) for name, own in given.items()},
+        "changed": {name: different(given[name], other) for name, other in small.items()},
+        "unlike_base": {name: different(other, given["base"]) for name, other in given.items()},
         "model": card.model_dump(mode="json"),
         "is_random": is_random,
         "peak_mib": peak_memory(),
@@ -273,7 +273,10 @@ def texts(
     batch_tokens: int = 4096,
 ) -> list[str]:
     """Translate lines."""
-    return [own.text for own in translator.translate(lines, search, batch_tokens=batch_tokens)]
+    return [
+        translation.text
+        for translation in translator.translate(lines, search, batch_tokens=batch_tokens)
+    ]
 
 
 def texts_in_rounds(
@@ -290,8 +293,8 @@ def texts_in_rounds(
         met[line.document] += 1
     found = [""] * len(lines)
     for numbers in rounds.values():
-        own = texts(translator, [lines[i] for i in numbers], search, batch_tokens)
-        for i, text in zip(numbers, own, strict=True):
+        translated = texts(translator, [lines[i] for i in numbers], search, batch_tokens)
+        for i, text in zip(numbers, translated, strict=True):
             found[i] = text
     return found
 
@@ -324,11 +327,11 @@ def report_training(found: dict[str, Any]) -> list[str]:
         [
             name,
             f"{found['new_parameters'][new[name]]:,}" if name in new else "",
-            f"{1000 * statistics.median(own):,.0f}",
-            f"{statistics.median(n / s for n, s in zip(found['tokens'], own, strict=True)):,.0f}",
+            f"{1000 * statistics.median(times):,.0f}",
+            f"{statistics.median(n / s for n, s in zip(found['tokens'], times, strict=True)):,.0f}",
             spread(ratios(seconds, name, "main")),
         ]
-        for name, own in seconds.items()
+        for name, times in seconds.items()
     ]
     return [
         f"Training on {kind_of_base(found)}; {found['precision']}, "

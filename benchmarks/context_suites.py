@@ -86,8 +86,8 @@ class Claim:
         """Look at the runs of the system."""
         found = [run["suites"][suite] for run in runs for suite in self.suites]
         if self.at_chance:
-            return all(own["accuracy"] == own["chance"] for own in found)
-        return all(own["accuracy"] >= LEAST for own in found)
+            return all(suite["accuracy"] == suite["chance"] for suite in found)
+        return all(suite["accuracy"] >= LEAST for suite in found)
 
     def __str__(self) -> str:
         wanted = "exactly at chance" if self.at_chance else f"at least {LEAST:.0%}"
@@ -178,7 +178,7 @@ class Experiment:
         runs = [json.loads(path.read_text()) for path in (self.folder / "found").glob("*.json")]
         runs.sort(key=lambda run: run["seed"])
         by_system = {name: [run for run in runs if run["system"] == name] for name in SYSTEMS}
-        return {name: own for name, own in by_system.items() if own}
+        return {name: found for name, found in by_system.items() if found}
 
 
 def layer_shares(translator: AnyTranslator) -> list[float] | None:
@@ -197,7 +197,7 @@ def percent(values: Sequence[float]) -> str:
     >>> percent([0.5, 0.5]), percent([0.9, 1.0])
     ('50.0', '95.0 (90.0 to 100.0)')
     """
-    mean, low, high = (100 * own for own in (statistics.mean(values), min(values), max(values)))
+    mean, low, high = (100 * share for share in (statistics.mean(values), min(values), max(values)))
     return f"{mean:.1f}" if low == high else f"{mean:.1f} ({low:.1f} to {high:.1f})"
 
 
@@ -213,7 +213,7 @@ def report(found: dict[str, list[dict[str, Any]]], documents: int, images: Seque
         ]
         for name, runs in found.items()
     ]
-    rows.append(["chance", "", "", *(f"{100 * own:.1f}" for own in chance.values())])
+    rows.append(["chance", "", "", *(f"{100 * share:.1f}" for share in chance.values())])
     shares = [
         [SYSTEMS[name][1], run["seed"], *(f"{share:.3f}" for share in run["layer_shares"])]
         for name, runs in found.items()

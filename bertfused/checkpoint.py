@@ -106,12 +106,12 @@ class TrainedModel:
             return None
         if not fusion.finetune:
             return open_encoder(fusion, override or expected.name, expected)
-        own = self.folder / FINETUNED
-        if not own.is_dir():
+        finetuned = self.folder / FINETUNED
+        if not finetuned.is_dir():
             raise UserError(f"{self.folder} lacks {FINETUNED}, the encoder trained with the model")
         if isinstance(fusion.layer, int):  # it was saved without the layers above this one
             fusion = fusion.model_copy(update={"layer": -1})
-        return open_encoder(fusion, str(own))
+        return open_encoder(fusion, str(finetuned))
 
 
 def open_encoder(
@@ -119,8 +119,8 @@ def open_encoder(
 ) -> PretrainedEncoder:
     """Load a pretrained encoder as [fusion] asks, and check that it is the expected one."""
     name = name or fusion.encoder
-    own = _own_encoder(name, fusion.max_wordpieces)
-    if own is not None and fusion.finetune:
+    nmt_encoder = _own_encoder(name, fusion.max_wordpieces)
+    if nmt_encoder is not None and fusion.finetune:
         raise UserError(f"encoder {name} is a RUN of ours, which fusion.finetune cannot train")
     encoder = PretrainedEncoder(
         name,
@@ -129,7 +129,7 @@ def open_encoder(
         max_wordpieces=fusion.max_wordpieces,
         segments=fusion.segments,
         finetune=fusion.finetune,
-        own=own,
+        own=nmt_encoder,
     )
     if expected is not None:
         for what, ours, theirs in (
@@ -226,8 +226,8 @@ def save_model(
                 handle.write(path.read_bytes())
     write_card(folder, card)
     if encoder is not None and encoder.finetune:
-        with new_folder(folder / FINETUNED) as own:
-            encoder.save(own)
+        with new_folder(folder / FINETUNED) as finetuned:
+            encoder.save(finetuned)
     write_tensors(folder / WEIGHTS, tensors)
 
 
@@ -377,15 +377,15 @@ def preserve_function(model: FusedTransformer, fresh: Sequence[str]) -> None:
             assert layer.bert_attention is not None
             layer.bert_attention.out_proj.weight.zero_()
             layer.bert_attention.out_proj.bias.zero_()
-            own: SelfAttention | CrossAttention = layer.self_attention
+            attention: SelfAttention | CrossAttention = layer.self_attention
             if isinstance(layer, DecoderLayer):
-                own = layer.cross_attention
+                attention = layer.cross_attention
                 if layer.order != "parallel":
                     _hand_over_norm(layer)
                     continue
             scale = 1 / layer.mixer.weights[0]
-            own.out_proj.weight.mul_(scale)
-            own.out_proj.bias.mul_(scale)
+            attention.out_proj.weight.mul_(scale)
+            attention.out_proj.bias.mul_(scale)
 
 
 def _hand_over_norm(layer: DecoderLayer) -> None:

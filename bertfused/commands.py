@@ -354,8 +354,8 @@ def add_commands(app: typer.Typer, mode: Mode) -> None:
         total = lines_to_come(source)
         with progress("pairs", total, quiet) as advance, open_output(output) as writer:
             for line, _ in structure:
-                own = PairScore(0.0, 0) if isinstance(line, str) else next(scores)
-                writer.write_line(f"{own.log_prob:.6f}\t{own.tokens}")
+                score = PairScore(0.0, 0) if isinstance(line, str) else next(scores)
+                writer.write_line(f"{score.log_prob:.6f}\t{score.tokens}")
                 advance(1)
         warn_of(translator.counts)
 
@@ -406,13 +406,17 @@ def add_commands(app: typer.Typer, mode: Mode) -> None:
         with progress("lines", len(pairs), quiet) as advance:
             translations = []
             lines = (line for line, _ in pairs)
-            for own in translate_lines(translator, lines, search, batch_tokens=batch_tokens):
-                translations.append(own)
+            for translation in translate_lines(
+                translator, lines, search, batch_tokens=batch_tokens
+            ):
+                translations.append(translation)
                 advance(1)
         if output is not None:
             with open_output(output) as writer:
-                for own in translations:
-                    writer.write_line(own if isinstance(own, str) else own.text)
+                for translation in translations:
+                    writer.write_line(
+                        translation if isinstance(translation, str) else translation.text
+                    )
         results = evaluation(translations, pairs, lowercase=lowercase)
         if has_pronoun is not None:
             results |= bleu_by_pronouns(translations, pairs, has_pronoun, lowercase=lowercase)
@@ -534,27 +538,27 @@ def format_translation(translation: "Translation | str", number: int, format: st
     if isinstance(translation, str):
         return [json.dumps({"separator": translation}) if format == "jsonl" else translation]
     if format == "plain":
-        return [own.text for own in translation.hypotheses]
+        return [hypothesis.text for hypothesis in translation.hypotheses]
     if format == "jsonl":
         hypotheses = [
             {
-                "text": own.text,
-                "score": own.score,
-                "log_prob": own.log_prob,
-                "tokens": own.tokens,
-                "token_log_probs": own.token_log_probs,
+                "text": hypothesis.text,
+                "score": hypothesis.score,
+                "log_prob": hypothesis.log_prob,
+                "tokens": hypothesis.tokens,
+                "token_log_probs": hypothesis.token_log_probs,
             }
-            for own in translation.hypotheses
+            for hypothesis in translation.hypotheses
         ]
         record = {"source": translation.source, "hypotheses": hypotheses}
         return [json.dumps(record, ensure_ascii=False)]
     lines = [f"S-{number}\t{translation.source}"]
-    for own in translation.hypotheses:
-        score = own.score / math.log(2)
-        positional = " ".join(f"{value / math.log(2):.4f}" for value in own.token_log_probs)
+    for hypothesis in translation.hypotheses:
+        score = hypothesis.score / math.log(2)
+        positional = " ".join(f"{value / math.log(2):.4f}" for value in hypothesis.token_log_probs)
         lines += [
-            f"H-{number}\t{score}\t{' '.join(own.tokens)}",
-            f"D-{number}\t{score}\t{own.text}",
+            f"H-{number}\t{score}\t{' '.join(hypothesis.tokens)}",
+            f"D-{number}\t{score}\t{hypothesis.text}",
             f"P-{number}\t{positional}",
         ]
     return lines
@@ -570,15 +574,16 @@ def read_pairs_of(
     """
     targets = mode.targets(source, target, documents)
     for number, line in enumerate(mode.source_lines(source, documents), start=1):
-        if (own := next(targets, None)) is None:
+        if (target_line := next(targets, None)) is None:
             raise UserError(
                 f"{target} has {number - 1:,} lines but {source} has {count_lines(source):,}"
             )
-        if isinstance(line, str) and own.strip() != line.strip():
+        if isinstance(line, str) and target_line.strip() != line.strip():
             raise UserError(
-                f"{target}, line {number}: {own!r} stands where {source} separates documents"
+                f"{target}, line {number}: {target_line!r} stands where {source} separates "
+                "documents"
             )
-        yield line, own
+        yield line, target_line
     if next(targets, None) is not None:
         raise UserError(
             f"{target} has {count_lines(target):,} lines but {source} has {count_lines(source):,}"

@@ -358,7 +358,7 @@ def _override(values: dict[str, Any], override: str) -> None:
 def _explain(error: ValidationError, schema: type[BaseModel], where: str) -> str:
     errors = error.errors()
     # A key with a typing error is both unknown and missing: the first says more.
-    first = next((own for own in errors if own["type"] == "extra_forbidden"), errors[0])
+    first = next((detail for detail in errors if detail["type"] == "extra_forbidden"), errors[0])
     place = _without_tags(schema, first["loc"]) or [""]
     *parents, name = place
     path = ".".join(map(str, place))
@@ -375,7 +375,7 @@ def _explain(error: ValidationError, schema: type[BaseModel], where: str) -> str
         return f"{where}: {path + ': ' if path else ''}{messages[0]}"
     if isinstance(name, str) and name not in _keys_at(schema, first["loc"][:-1]):
         path = ".".join(map(str, parents))  # one of several types
-        messages = [own["msg"] for own in errors if own["loc"][:-1] == first["loc"][:-1]]
+        messages = [detail["msg"] for detail in errors if detail["loc"][:-1] == first["loc"][:-1]]
     value = repr(first["input"])
     value = value if len(value) < 80 else value[:77] + "..."
     message = " or ".join(message[0].lower() + message[1:] for message in messages)
@@ -418,12 +418,19 @@ def _models_at(schema: type[BaseModel], place: Sequence[int | str]) -> list[type
     """Return the sections that may stand at a place; none if there is no section."""
     sections = [schema]
     for part in place:
-        chosen = [own for own in sections for key in own.model_fields if _tag(own, key) == part]
-        fields = [own.model_fields[part] for own in sections if part in own.model_fields]
+        chosen = [
+            section
+            for section in sections
+            for key in section.model_fields
+            if _tag(section, key) == part
+        ]
+        fields = [
+            section.model_fields[part] for section in sections if part in section.model_fields
+        ]
         if chosen:
             sections = chosen
         elif not isinstance(part, int):
-            sections = [own for field in fields for own in _models_in(field.annotation)]
+            sections = [section for field in fields for section in _models_in(field.annotation)]
     return sections
 
 
@@ -456,7 +463,9 @@ def _absolute(section: RecipeT, folder: Path) -> RecipeT:
         return value
 
     resolved = {name: resolve(value) for name, value in section}
-    changed = {name: own for name, own in resolved.items() if own is not getattr(section, name)}
+    changed = {
+        name: value for name, value in resolved.items() if value is not getattr(section, name)
+    }
     # What was left to its default stays known as such.
     return section.model_copy(update=changed) if changed else section
 

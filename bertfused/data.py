@@ -237,7 +237,7 @@ class DataFolder:
         """
         source, target = (load_tokenizer(self.path, language) for language in self.languages)
         reports = {} if self.report is None else self.report.dictionaries
-        made = {str(side): own.sha256 for side, own in reports.items()}
+        made = {str(side): report.sha256 for side, report in reports.items()}
         for side, tokenizer in (("source", source), ("target", target)):
             if made.get(side, tokenizer.sha256) != tokenizer.sha256:
                 raise UserError(

@@ -19,9 +19,9 @@ def evaluation(
 ) -> dict[str, Any]:
     """Score translations: BLEU, chrF, and d-BLEU where there are documents."""
     hypotheses, references, documents = [], [], []
-    for own, (line, reference) in zip(translations, pairs, strict=True):
-        if not isinstance(own, str) and not isinstance(line, str):
-            hypotheses.append(own.text)
+    for translation, (line, reference) in zip(translations, pairs, strict=True):
+        if not isinstance(translation, str) and not isinstance(line, str):
+            hypotheses.append(translation.text)
             references.append(reference)
             documents.append(line.document)
     for warning in metrics.check_texts(hypotheses, references):
@@ -49,9 +49,9 @@ def bleu_by_pronouns(
 ) -> dict[str, Any]:
     """Score the sentences with a third-person pronoun in the source, and those without."""
     rows = [
-        (line.text, own.text, reference)
-        for own, (line, reference) in zip(translations, pairs, strict=True)
-        if not isinstance(own, str) and not isinstance(line, str)
+        (line.text, translation.text, reference)
+        for translation, (line, reference) in zip(translations, pairs, strict=True)
+        if not isinstance(translation, str) and not isinstance(line, str)
     ]
     marks = has_pronoun(source for source, _, _ in rows)
     results: dict[str, Any] = {}

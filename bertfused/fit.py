@@ -234,10 +234,11 @@ def build_trainer(
 
 def _check_finetuned(init: Path, fusion: FusionConfig | None) -> None:
     """Refuse to go on from a fused model with another encoder than the one trained with it."""
-    own = (model_folder(init) / FINETUNED).resolve()
-    if fusion is not None and own.is_dir() and Path(fusion.encoder).resolve() != own:
+    finetuned = (model_folder(init) / FINETUNED).resolve()
+    if fusion is not None and finetuned.is_dir() and Path(fusion.encoder).resolve() != finetuned:
         raise UserError(
-            f"cannot start from {init}: its encoder was fine-tuned; set fusion.encoder = '{own}'"
+            f"cannot start from {init}: its encoder was fine-tuned; "
+            f"set fusion.encoder = '{finetuned}'"
         )
 
 
@@ -259,8 +260,8 @@ def check_dictionaries(init: Path, data: DataFolder) -> None:
     """Refuse to go on from a model to which the numbers in the data mean other symbols."""
     folder = model_folder(init)
     card = load_card(folder)
-    for language, own in zip((card.source, card.target), data.tokenizers(), strict=True):
-        if load_tokenizer(folder, language).vocabulary.symbols != own.vocabulary.symbols:
+    for language, tokenizer in zip((card.source, card.target), data.tokenizers(), strict=True):
+        if load_tokenizer(folder, language).vocabulary.symbols != tokenizer.vocabulary.symbols:
             raise UserError(
                 f"cannot start from {init}: its dict.{language}.txt is not that of {data.path}; "
                 f"prepare the data with subwords.reuse = '{folder}'"
@@ -317,16 +318,16 @@ class Session:
         self.window.append((update, seconds))
         if state.step % self.recipe.train.log_every:
             return
-        tokens = sum(own.tokens for own, _ in self.window)
-        nll = sum(own.nll * own.tokens for own, _ in self.window) / tokens
+        tokens = sum(past.tokens for past, _ in self.window)
+        nll = sum(past.nll * past.tokens for past, _ in self.window) / tokens
         values = {
             "epoch": state.place.epoch,
             "nll": nll,
             "perplexity": math.exp(min(nll, 50)),
             "lr": update.lr,
             "gradient_norm": update.norm,
-            "padding": sum(own.padding for own, _ in self.window) / len(self.window),
-            "tokens_per_second": tokens / sum(own for _, own in self.window),
+            "padding": sum(past.padding for past, _ in self.window) / len(self.window),
+            "tokens_per_second": tokens / sum(seconds for _, seconds in self.window),
             "seconds": state.seconds,
         }
         self.window.clear()
@@ -344,7 +345,9 @@ class Session:
             score = None
             if self.dev_lines:
                 translations = self.translator.translate(self.dev_lines, self.recipe.search)
-                score = bleu([own.text for own in translations], self.dev_references)
+                score = bleu(
+                    [translation.text for translation in translations], self.dev_references
+                )
         return Validation(float(loss.total) / loss.tokens, float(loss.nll) / loss.tokens, score)
 
     def checkpoint(self, state: TrainState) -> None:
@@ -469,7 +472,7 @@ def examples(data: DataFolder, name: str, encoder: PretrainedEncoder | None) -> 
 
 def _card(recipe: Recipe, data: DataFolder, encoder: PretrainedEncoder | None) -> ModelCard:
     source, target = data.languages
-    source_size, target_size = (len(own.vocabulary) for own in data.tokenizers())
+    source_size, target_size = (len(tokenizer.vocabulary) for tokenizer in data.tokenizers())
     return ModelCard(
         source=source,
         target=target,

@@ -141,11 +141,12 @@ class EncoderLayer(nn.Module):
             x = self.dropout.add(x, self.self_attention(h, bias))
         else:
             assert bert_states is not None
-            own, bert = self.mixer.draw()
-            if own:
-                x = self.dropout.add(x, self.self_attention(h, bias), own)
-            if bert:
-                x = self.dropout.add(x, self.bert_attention(h, bert_states, bert_bias), bert)
+            own_weight, bert_weight = self.mixer.draw()
+            if own_weight:
+                x = self.dropout.add(x, self.self_attention(h, bias), own_weight)
+            if bert_weight:
+                attended = self.bert_attention(h, bert_states, bert_bias)
+                x = self.dropout.add(x, attended, bert_weight)
         normed: Tensor = x if self.pre_norm else self.attention_norm(x)
         return normed
 

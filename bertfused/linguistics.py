@@ -103,7 +103,9 @@ def split_sentences(paragraphs: Iterable[str], splitter: Language) -> Iterator[l
                 found = [list(_split_long(batch[0], splitter))]
             else:
                 found = [_sentences(doc) for doc in splitter.pipe(batch)]
-        yield from ([own.strip() for own in sentences if own.strip()] for sentences in found)
+        yield from (
+            [sentence.strip() for sentence in sentences if sentence.strip()] for sentences in found
+        )
 
 
 def third_person(sentences: Iterable[str], tagger: Language) -> list[bool]:

@@ -67,13 +67,13 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             compute = torch.get_autocast_dtype(device)
         on_cpu, vocab = device == "cpu", len(weight)
         rows = max(min((_CPU_LOGITS if on_cpu else _ACCELERATOR_LOGITS) // vocab, len(target)), 1)
-        own_rows = max(_IN_CACHE // vocab, 1) if on_cpu else rows
+        piece_rows = max(_IN_CACHE // vocab, 1) if on_cpu else rows
         matrix, low_hidden = weight.to(compute), hidden.to(compute)
         wide_type = torch.promote_types(compute, torch.float32)
         total, nll = hidden.new_zeros(2, dtype=wide_type).unbind()
         # Written again and again: fresh memory of this size costs more than what is done in it.
         low_logits = matrix.new_empty(rows, vocab)
-        logits = low_logits[:own_rows]
+        logits = low_logits[:piece_rows]
         if compute != wide_type:
             logits = torch.empty_like(logits, dtype=wide_type)
         hidden_gradient = torch.empty_like(hidden)
@@ -81,13 +81,15 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         for start in range(0, len(target), rows):
             part = slice(start, start + rows)
             low = torch.mm(low_hidden[part], matrix.T, out=low_logits[: len(target) - start])
-            for own, correct in zip(low.split(own_rows), target[part].split(own_rows), strict=True):
-                wide = own if compute == wide_type else logits[: len(own)].copy_(own)
-                own_total, own_nll = _replace_by_gradient(wide, correct, label_smoothing)
-                total += own_total
-                nll += own_nll
-                if wanted and wide is not own:
-                    own.copy_(wide)
+            for piece, correct in zip(
+                low.split(piece_rows), target[part].split(piece_rows), strict=True
+            ):
+                wide = piece if compute == wide_type else logits[: len(piece)].copy_(piece)
+                piece_total, piece_nll = _replace_by_gradient(wide, correct, label_smoothing)
+                total += piece_total
+                nll += piece_nll
+                if wanted and wide is not piece:
+                    piece.copy_(wide)
             if wanted:
                 hidden_gradient[part] = torch.mm(low, matrix)
             if weight_learns:

@@ -277,8 +277,10 @@ class BeamSlots:
     ) -> list[Float[Tensor, "heads _ width"]]:
         """Return what the tokens of some beams (sentence, beam) left in a store, oldest first."""
         sentences, beams = places.unbind(1)
-        is_own = self.bias[sentences, 0, beams] == 0
-        return [store.of(i, own) for i, own in zip(sentences.tolist(), is_own, strict=True)]
+        is_ancestor = self.bias[sentences, 0, beams] == 0
+        return [
+            store.of(i, slots) for i, slots in zip(sentences.tolist(), is_ancestor, strict=True)
+        ]
 
 
 class DecoderState:
@@ -394,25 +396,25 @@ def build_model(
         ffn = FeedForward(
             config.model_dim, config.ffn_dim, config.activation, config.activation_dropout, noise
         )
-        own = SelfAttention(config.model_dim, heads, config.attention_dropout, noise)
-        return own, ffn, mixer
+        self_attention = SelfAttention(config.model_dim, heads, config.attention_dropout, noise)
+        return self_attention, ffn, mixer
 
     pre_norm = config.norm == "pre"
     encoder_layers, decoder_layers = [], []
     for is_fused in encoder_gates:
-        own, ffn, mixer = parts(config.heads)
+        self_attention, ffn, mixer = parts(config.heads)
         bert = attention(config.heads, bert_dim) if is_fused else None
         dropout = Dropout(config.dropout, noise)
         encoder_layers.append(
-            EncoderLayer(own, bert, mixer, ffn, pre_norm=pre_norm, dropout=dropout)
+            EncoderLayer(self_attention, bert, mixer, ffn, pre_norm=pre_norm, dropout=dropout)
         )
     heads = config.decoder_heads or config.heads
     for is_fused in decoder_gates:
-        own, ffn, mixer = parts(heads)
+        self_attention, ffn, mixer = parts(heads)
         bert = attention(heads, bert_dim) if is_fused else None
         decoder_layers.append(
             DecoderLayer(
-                own,
+                self_attention,
                 attention(heads),
                 bert,
                 mixer,

@@ -34,8 +34,8 @@ class PackedLinear(nn.Linear):
             return self._product(rows).view(*x.shape[:-1], self.out_features)
         y = x.new_empty(*x.shape[:-1], self.out_features)
         parts = y.view(-1, self.out_features).split(_MOST_ROWS)
-        for part, own in zip(parts, rows.split(_MOST_ROWS), strict=True):
-            part.copy_(self._product(own))
+        for part, chunk in zip(parts, rows.split(_MOST_ROWS), strict=True):
+            part.copy_(self._product(chunk))
         return y
 
     def _product(self, rows: Float[Tensor, "rows inputs"]) -> Float[Tensor, "rows outputs"]:

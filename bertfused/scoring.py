@@ -57,11 +57,13 @@ def _window(
     targets = [target for _, target in pairs]
     examples = []
     for member in translator.members:
-        own = member.examples_with_targets(sources, targets, translator.counts)
+        member_examples = member.examples_with_targets(sources, targets, translator.counts)
         if shuffle_encoder:
-            others = own[1:] + own[:1]
-            own = [replace(e, bert=o.bert) for e, o in zip(own, others, strict=True)]
-        examples.append(own)
+            others = member_examples[1:] + member_examples[:1]
+            member_examples = [
+                replace(e, bert=o.bert) for e, o in zip(member_examples, others, strict=True)
+            ]
+        examples.append(member_examples)
     lengths = [
         np.array([len(e.target or ()) for e in examples[0]], dtype=np.int64),
         np.array([len(e.source) for e in examples[0]], dtype=np.int64),
@@ -79,8 +81,8 @@ def _score(
     translator: Translator, examples: list[list[Example]], label_smoothing: float
 ) -> list[PairScore]:
     batches = [
-        member.batch(own, translator.device)
-        for member, own in zip(translator.members, examples, strict=True)
+        member.batch(member_examples, translator.device)
+        for member, member_examples in zip(translator.members, examples, strict=True)
     ]
     target, mask = batches[0].target, batches[0].target_mask  # they share the target vocabulary
     assert target is not None and mask is not None

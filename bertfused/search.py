@@ -361,8 +361,8 @@ class _Rules:
         if size and step >= size:
             seen = history.unfold(2, size, 1)
             recent = history[:, :, None, step - size + 1 :]
-            is_own = torch.arange(seen.size(2), device=begun.device) >= begun[:, None]
-            repeats = (seen[..., :-1] == recent).all(-1) & is_own[:, None]
+            is_counted = torch.arange(seen.size(2), device=begun.device) >= begun[:, None]
+            repeats = (seen[..., :-1] == recent).all(-1) & is_counted[:, None]
             banned = torch.where(repeats, seen[..., -1], special.pad)
             log_probs.scatter_(2, banned, -math.inf)
         if allowed is not None:
@@ -419,8 +419,8 @@ def top_candidates(
     maxima = _per_chunk(rows, torch.amax).view(batch, beams, -1) + scores[:, :, None]
     highest = maxima.view(batch, -1).topk(count).indices
     parents, chunks = highest // maxima.size(2), highest % maxima.size(2)
-    own_rows = torch.arange(0, len(rows), beams)[:, None] + parents
-    pool, first = _windows(rows, own_rows, chunks, -math.inf)
+    row_numbers = torch.arange(0, len(rows), beams)[:, None] + parents
+    pool, first = _windows(rows, row_numbers, chunks, -math.inf)
     pool = pool.view(batch, count, CHUNK) + scores.gather(1, parents)[:, :, None]
     best, places = pool.view(batch, -1).topk(count)
     winners = places // CHUNK
@@ -442,9 +442,9 @@ def diverse_candidates(
     used = torch.zeros_like(log_probs[:, 0])
     ranked = []
     for group in range(groups):
-        own = slice(None) if first_step else slice(group, None, groups)
-        penalised = log_probs[:, own] - strength * used[:, None]
-        best = top_candidates(penalised, scores[:, own], count // groups)
+        beams_of_group = slice(None) if first_step else slice(group, None, groups)
+        penalised = log_probs[:, beams_of_group] - strength * used[:, None]
+        best = top_candidates(penalised, scores[:, beams_of_group], count // groups)
         used.scatter_add_(1, best.tokens, torch.ones_like(best.scores))
         parents = best.parents if first_step else best.parents * groups + group
         ranked.append(best._replace(parents=parents))
@@ -503,8 +503,8 @@ def _draw(
     if weights.size(1) < 2 * CHUNK:
         return _invert(weights, uniforms)[0]
     chunks, within = _invert(_per_chunk(weights, torch.sum), uniforms)
-    own_rows = torch.arange(len(weights), device=weights.device)[:, None].expand_as(chunks)
-    windows, first = _windows(weights, own_rows, chunks, 0.0)
+    row_numbers = torch.arange(len(weights), device=weights.device)[:, None].expand_as(chunks)
+    windows, first = _windows(weights, row_numbers, chunks, 0.0)
     return first + _invert(windows, within.view(-1, 1))[0].view_as(first)
 
 
@@ -535,14 +535,14 @@ def _per_chunk(
 
 def _windows(
     rows: Float[Tensor, "rows vocab"],
-    own_rows: Int[Tensor, "sets count"],
+    row_numbers: Int[Tensor, "sets count"],
     chunks: Int[Tensor, "sets count"],
     empty: float,
 ) -> tuple[Float[Tensor, "picked chunk"], Int[Tensor, "sets count"]]:
     """Copy chunks, and give the column each copy begins with."""
     vocab = rows.size(1)
     first = (chunks * CHUNK).clamp(max=vocab - CHUNK)
-    starts = own_rows * vocab + first
+    starts = row_numbers * vocab + first
     windows = rows.view(-1).unfold(0, CHUNK, 1).index_select(0, starts.view(-1))
     if vocab % CHUNK:  # the window of the last chunk begins inside the one before it
         is_last = (chunks == vocab // CHUNK).view(-1)

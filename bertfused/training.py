@@ -352,12 +352,12 @@ class Trainer:
         if self.average is None:
             yield
             return
-        own = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
+        trained = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
         copy_tensors(self.average, self.parameters)
         try:
             yield
         finally:
-            copy_tensors(own, self.parameters)
+            copy_tensors(trained, self.parameters)
 
     @torch.no_grad()
     def mean_loss(self, dataset: Dataset) -> Loss:

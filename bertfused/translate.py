@@ -135,9 +135,9 @@ class Member:
     ) -> list[Example]:
         """Make the ids of lines and of given translations."""
         eos = self.target.vocabulary.eos
-        ids = self.target.encode_batch(targets)
+        encoded = self.target.encode_batch(targets)
         examples = self.examples(lines, counts)
-        return [replace(e, target=[*own, eos]) for e, own in zip(examples, ids, strict=True)]
+        return [replace(e, target=[*ids, eos]) for e, ids in zip(examples, encoded, strict=True)]
 
     def batch(self, examples: Sequence[Example], device: torch.device) -> Batch:
         """Collate examples and attach the pretrained encoder's states."""
@@ -223,7 +223,7 @@ class Translator:
             UserError: If a model cannot be loaded, or ``encoder`` is given and none reads one.
         """
         trained = [load_model(Path(path)) for path in (run, *ensemble)]
-        if encoder is not None and all(own.card.fusion is None for own in trained):
+        if encoder is not None and all(model.card.fusion is None for model in trained):
             raise UserError(f"{run} is a plain model: it reads no encoder {encoder!r}")
         members = [Member.of(model, encoder, encoder_precision) for model in trained]
         place = choose_device(device)
@@ -298,7 +298,7 @@ class Translator:
         found: list[tuple[Translated, ...]] = [()] * len(pieces)
         for batch in token_batches([lengths], batch_tokens)[::-1]:
             hypotheses = self._batch(
-                [[own[i] for i in batch] for own in examples],
+                [[member_examples[i] for i in batch] for member_examples in examples],
                 [pieces[i].source.prefix for i in batch],
                 search,
                 nbest,
@@ -344,8 +344,8 @@ class Translator:
         seeds: list[int],
     ) -> list[list[Hypothesis]]:
         starts = [
-            member.start(own, self.device)
-            for member, own in zip(self.members, examples, strict=True)
+            member.start(member_examples, self.device)
+            for member, member_examples in zip(self.members, examples, strict=True)
         ]
         decoder: Decoder = starts[0]
         if len(starts) > 1:
@@ -407,7 +407,8 @@ class Translator:
                 states_of=states_of,
             )
         cut = sum(
-            len(own[0].ids) > limit for own, limit in zip(found, max_lengths.tolist(), strict=True)
+            len(hypotheses[0].ids) > limit
+            for hypotheses, limit in zip(found, max_lengths.tolist(), strict=True)
         )
         if cut:
             self.counts["translations ended by the maximum length"] += cut

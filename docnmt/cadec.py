@@ -105,7 +105,7 @@ class CadecModel(ContextModel):
             self._joined(source, current.memory.states, current.memory.mask),
             self._joined(target, draft.states, draft.mask),
         ]
-        return joined, [own.mask for own in joined]
+        return joined, [memory.mask for memory in joined]
 
     def _joined(
         self,
@@ -115,10 +115,12 @@ class CadecModel(ContextModel):
     ) -> Packed:
         one_hot = functional.one_hot(context.distance, self.sentences + 1)
         before = torch.cat([context.states, one_hot.to(context.states)], dim=1)
-        own_hot = functional.one_hot(torch.zeros_like(mask.long()), self.sentences + 1)
-        own = torch.cat([current, own_hot.to(current)], dim=2)[mask]
+        current_hot = functional.one_hot(torch.zeros_like(mask.long()), self.sentences + 1)
+        current_tokens = torch.cat([current, current_hot.to(current)], dim=2)[mask]
         index = torch.cat([context.index, len(before) + padded_index(mask)], dim=1)
-        return Packed(torch.cat([before, own]), index, torch.cat([context.mask, mask], dim=1))
+        return Packed(
+            torch.cat([before, current_tokens]), index, torch.cat([context.mask, mask], dim=1)
+        )
 
 
 class CadecDecoder:
@@ -204,7 +206,7 @@ def _samples(
     positions = 2**20 if learned is None else learned.num_embeddings
     max_lengths = longest(limit, (target != Vocabulary.pad).sum(1), positions)
     found = sample(DecoderState(base, current.memory), max_lengths, config, seeds=seeds)
-    rows = [torch.tensor(own[0].ids, device=target.device) for own in found]
+    rows = [torch.tensor(hypotheses[0].ids, device=target.device) for hypotheses in found]
     return nn.utils.rnn.pad_sequence(rows, True, Vocabulary.pad)
 
 

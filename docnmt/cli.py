@@ -256,11 +256,11 @@ def contrast(
     if not in_context:
         _logger.warning("%s reads no context, so its accuracy is what guessing gives", run)
     results = {}
-    for path, own in items.items():
-        if in_context and not any(item.context or item.target_contexts for item in own):
+    for path, set_items in items.items():
+        if in_context and not any(item.context or item.target_contexts for item in set_items):
             _logger.warning("%s holds no context sentences", path)
         results[str(path)] = judging.contrast(
-            own,
+            set_items,
             partial(
                 _scores,
                 translator,
@@ -297,9 +297,9 @@ def _scores(
     from docnmt.translate import score
 
     with progress(name, len(pairs), quiet) as advance:
-        for own in score(translator, pairs, **options):
+        for pair_score in score(translator, pairs, **options):
             advance(1)
-            yield own
+            yield pair_score
 
 
 @app.command()

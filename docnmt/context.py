@@ -378,9 +378,9 @@ class ContextLayer(nn.Module):
     ) -> list["ProjectedMemory"]:
         """Project the memories once for all steps of a search."""
         projected = []
-        for attention, own, mask in zip(self.attentions, memories, masks, strict=True):
+        for attention, memory, mask in zip(self.attentions, memories, masks, strict=True):
             assert isinstance(attention, GatedAttention)
-            projected.append(ProjectedMemory.of(attention.attention, own, mask))
+            projected.append(ProjectedMemory.of(attention.attention, memory, mask))
         return projected
 
     def forward(
@@ -392,8 +392,8 @@ class ContextLayer(nn.Module):
         cache: SelfAttentionCache | None = None,
     ) -> Float[Tensor, "batch length model_dim"]:
         """Compute the layer; with a cache, for one new token of each beam (see SelfAttention)."""
-        own = self.self_attention(self.self_attention_norm(x), bias, cache)
-        x = self.dropout.add(x, own)
+        attended = self.self_attention(self.self_attention_norm(x), bias, cache)
+        x = self.dropout.add(x, attended)
         for attention, memory, memory_bias in zip(
             self.attentions, memories, memory_biases, strict=True
         ):

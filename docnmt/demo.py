@@ -50,14 +50,14 @@ def run_demo(mode: Mode, out: Path, *, quiet: bool = False) -> None:
     _logger.info("2/5 prepared %s training sentences", f"{report.splits['train'].kept:,}")
     cache(recipe, out / "data", quiet)
     plain = load_recipe(RECIPE, DocumentRecipe, ["fusion=none", "optim.lr=3e-3"], folder=text)
-    for step, (name, own, init) in enumerate(
+    for step, (name, run_recipe, init) in enumerate(
         (("plain", plain, None), ("fused", recipe, out / "plain")), start=3
     ):
         what = "sentence-level model" if init is None else "document-level model from it"
         _logger.info("%d/5 training the %s", step, what)
         folder = out / name
         resume = (folder / "config.toml").exists()
-        train_model(mode, own, out / "data", folder, init=init, resume=resume, quiet=quiet)
+        train_model(mode, run_recipe, out / "data", folder, init=init, resume=resume, quiet=quiet)
     _logger.info("5/5 testing both")
     items = read_contrastive(text / "contrastive.jsonl")
     results = [(name, *_test(mode, out, name, items)) for name in ("plain", "fused")]

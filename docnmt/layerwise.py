@@ -68,9 +68,9 @@ class SourceContextLayer(nn.Module):
 
     Equations 3 to 6::
 
-        own = x + self-attention(norm(x))                       for each context sentence
-        cross = attention(own, encoder output of the sentence to translate)
-        y = sigmoid(W [own | cross] + b) * own                  "reset"; "reset_add": + cross
+        context = x + self-attention(norm(x))                   for each context sentence
+        cross = attention(context, encoder output of the sentence to translate)
+        y = sigmoid(W [context | cross] + b) * context          "reset"; "reset_add": + cross
         y + FFN(norm(y))
 
     The residuals and norms are ours, and that ``cross`` has dropout.
@@ -97,24 +97,24 @@ class SourceContextLayer(nn.Module):
         return self.dropout.add(x, self.self_attention(self.self_attention_norm(x), bias))
 
     def read_for(
-        self, own: Packed, memory: Float[Tensor, "batch source model_dim"], bias: Tensor | None
+        self, context: Packed, memory: Float[Tensor, "batch source model_dim"], bias: Tensor | None
     ) -> Float[Tensor, "tokens model_dim"]:
         """Compute eq. 4 to 6, for the sentences with this encoder output."""
-        x = own.states
+        x = context.states
         if self.reset_gate != "none":
-            cross = self.dropout(self._cross(own, memory, bias)).to(x)
+            cross = self.dropout(self._cross(context, memory, bias)).to(x)
             x = sigmoid_gate(self.gate, x, cross) * x
             if self.reset_gate == "reset_add":
                 x = x + cross
         return feed_forward_sublayer(x[None], self.ffn, self.ffn_norm, self.dropout, True)[0]
 
     def _cross(
-        self, own: Packed, memory: Float[Tensor, "batch source model_dim"], bias: Tensor | None
+        self, context: Packed, memory: Float[Tensor, "batch source model_dim"], bias: Tensor | None
     ) -> Float[Tensor, "tokens model_dim"]:
         attention = self.cross_attention
-        queries = own.pad(attention.q_proj(own.states))
+        queries = context.pad(attention.q_proj(context.states))
         collected = attention.collect(queries, attention.project(memory), bias)
-        cross: Tensor = attention.out_proj(collected[own.mask])
+        cross: Tensor = attention.out_proj(collected[context.mask])
         return cross
 
 

@@ -83,9 +83,11 @@ class ContextSystem:
             examples = [sentence.example for sentence in sentences]
             decoder = self.base.members[0].start(examples, self.base.device)
         else:
-            needed = list(dict.fromkeys(before for own in sentences for before in own.previous))
+            needed = list(
+                dict.fromkeys(before for sentence in sentences for before in sentence.previous)
+            )
             place = {before: number for number, before in enumerate(needed)}
-            previous = [[place[before] for before in own.previous] for own in sentences]
+            previous = [[place[before] for before in sentence.previous] for sentence in sentences]
             source = self._context(previous, [before.source_states for before in needed])
             target = replace(source, states=source.states[:, :0])  # not read
             if self.reads_target:
@@ -150,9 +152,9 @@ class ContextSystem:
         given: Sequence[Float[Tensor, "_ width"] | None],
     ) -> Context:
         """Join what the previous sentences of each sentence give to it."""
-        states = [own for own in given if own is not None]
+        states = [state for state in given if state is not None]
         assert len(states) == len(given)
-        lengths = np.array([len(own) for own in states], dtype=np.int64)
+        lengths = np.array([len(state) for state in states], dtype=np.int64)
         return Places.of(previous, lengths).to(self.base.device).gather(torch.cat(states))
 
     @torch.inference_mode()
@@ -172,8 +174,10 @@ class ContextSystem:
         drafts = self._drafts(in_context, examples, batch_tokens)
         scores = [PairScore(0.0, 0)] * len(pairs)
         lengths = [
-            np.array([len(target_of(examples[own[-1]])) for own in histories], dtype=np.int64),
-            np.array([len(examples[own[-1]].source) for own in histories], dtype=np.int64),
+            np.array(
+                [len(target_of(examples[history[-1]])) for history in histories], dtype=np.int64
+            ),
+            np.array([len(examples[history[-1]].source) for history in histories], dtype=np.int64),
         ]
         for numbers in token_batches(lengths, batch_tokens):
             batch_scores = self._score(

@@ -82,23 +82,23 @@ def split_documents(
     paragraphs, again = tee(paragraphs)
     texts = (paragraph.text for paragraph in again)
     current = None
-    documents = sentences = 0
-    for paragraph, own in zip(paragraphs, split(texts), strict=True):
+    num_documents = num_sentences = 0
+    for paragraph, sentences in zip(paragraphs, split(texts), strict=True):
         if paragraph.document != current:
             if format == "d":
                 yield "<d>"
             elif current is not None:
                 yield ""
             current = paragraph.document
-            documents += 1
-        for sentence in own:
+            num_documents += 1
+        for sentence in sentences:
             if format == "d" and sentence.startswith("<d>"):
                 raise UserError(
                     f"in format 'd' a sentence may not begin with <d>, as {sentence[:40]!r} does"
                 )
             yield sentence
-        sentences += len(own)
-    _logger.info("documents: %s, sentences: %s", f"{documents:,}", f"{sentences:,}")
+        num_sentences += len(sentences)
+    _logger.info("documents: %s, sentences: %s", f"{num_documents:,}", f"{num_sentences:,}")
 
 
 def _read(path: Path | None, documents: RawDocuments) -> Iterator[InputLine]:

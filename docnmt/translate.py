@@ -90,7 +90,7 @@ def as_read(translator: AnyTranslator, line: SourceLine) -> SourceLine:
         line = replace(line, target_context=())
     # What the encoder reads before the oldest one counts, too.
     pairs = paired_context(line)[-system.sentences - _bert_previous(system.base) :]
-    targets = [own for _, own in pairs][-system.sentences :] if system.reads_target else []
+    targets = [target for _, target in pairs][-system.sentences :] if system.reads_target else []
     return SourceLine(
         line.text, tuple(source for source, _ in pairs), target_context=tuple(targets)
     )
@@ -147,7 +147,8 @@ def in_reference_context(
         if line.document is None or line.document != document:
             before.clear()
             document = line.document
-        sources, targets = tuple(own for own, _ in before), tuple(own for _, own in before)
+        sources = tuple(source for source, _ in before)
+        targets = tuple(translation for _, translation in before)
         yield replace(line, context=sources, target_context=targets), target
         if line.text.strip():
             before.append((line.text, target))

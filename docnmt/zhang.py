@@ -103,10 +103,10 @@ class ZhangModel(ContextModel):
         bert_states, bert_mask = current.memory.bert_states, current.memory.bert_mask
         bert_bias = padding_bias(bert_mask)
         x = base.embed(current.source)
-        for own, attention in zip(base.layers, self.encoder_attentions, strict=True):
-            assert isinstance(own, EncoderLayer)
-            x = attention(own.attend(x, bias, bert_states, bert_bias), context, context_bias)
-            x = own.feed_forward(x)
+        for layer, attention in zip(base.layers, self.encoder_attentions, strict=True):
+            assert isinstance(layer, EncoderLayer)
+            x = attention(layer.attend(x, bias, bert_states, bert_bias), context, context_bias)
+            x = layer.feed_forward(x)
         states = x if base.norm is None else base.norm(x)
         return Memory(states, current.memory.mask, bert_states, bert_mask), context
 
@@ -167,18 +167,18 @@ class ZhangDecoder:
         self._slots.append(tokens)
         x = self._decoder.embed.at_step(tokens, self._position)
         self._position += 1
-        for own in self._layers:
-            memory, context, bert = own.memory, own.context, own.bert
-            x = own.layer.attend_own(x, self._slots.bias, own.cache)
-            x = own.attention(x, context.keys_values, context.bias)
-            x = own.layer.attend_memory(
+        for state in self._layers:
+            memory, context, bert = state.memory, state.context, state.bert
+            x = state.layer.attend_own(x, self._slots.bias, state.cache)
+            x = state.attention(x, context.keys_values, context.bias)
+            x = state.layer.attend_memory(
                 x,
                 memory.keys_values,
                 memory.bias,
                 None if bert is None else bert.keys_values,
                 None if bert is None else bert.bias,
             )
-            x = own.layer.feed_forward(x)
+            x = state.layer.feed_forward(x)
         normed = x if self._decoder.norm is None else self._decoder.norm(x)
         logits: Tensor = self._output(normed)
         return logits
@@ -188,7 +188,7 @@ class ZhangDecoder:
 
     def keep(self, sentences: Int[Tensor, "kept"]) -> None:
         self._slots.keep(sentences)
-        for own in self._layers:
-            own.memory = own.memory.select(sentences)
-            own.context = own.context.select(sentences)
-            own.bert = None if own.bert is None else own.bert.select(sentences)
+        for state in self._layers:
+            state.memory = state.memory.select(sentences)
+            state.context = state.context.select(sentences)
+            state.bert = None if state.bert is None else state.bert.select(sentences)

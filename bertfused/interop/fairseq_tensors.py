@@ -113,7 +113,7 @@ def drop_closed_gates(state: State, gates: tuple[bool, ...], own_ratio: float) -
     Such a layer still multiplies its own attention by the ratio, which goes into the weights.
     """
     for layer, is_open in enumerate(gates):
-        for side, own in (("encoder", "self_attn"), ("decoder", "encoder_attn")):
+        for side, attention in (("encoder", "self_attn"), ("decoder", "encoder_attn")):
             prefix = f"{side}.layers.{layer}."
             hidden = [name for name in state if name.startswith(f"{prefix}bert_attn.")]
             if is_open or not hidden:
@@ -121,7 +121,7 @@ def drop_closed_gates(state: State, gates: tuple[bool, ...], own_ratio: float) -
             for name in hidden:
                 del state[name]
             for kind in ("weight", "bias"):
-                name = f"{prefix}{own}.out_proj.{kind}"
+                name = f"{prefix}{attention}.out_proj.{kind}"
                 state[name] = state[name] * own_ratio
 
 
