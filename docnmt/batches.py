@@ -26,7 +26,7 @@ class Task:
 
     Attributes:
         rows: Which sentences of the group.
-        numbers: Which ones these are for who asked, row by row.
+        numbers: The place of each row's sentence in ``wanted``.
     """
 
     group: int

@@ -291,7 +291,11 @@ def sigmoid_gate(
     first: Float[Tensor, "*places model_dim"],
     second: Float[Tensor, "*places model_dim"],
 ) -> Float[Tensor, "*places model_dim"]:
-    """Compute sigmoid(W [first | second] + b), with gradients without joining the two."""
+    """Compute sigmoid(W [first | second] + b).
+
+    Joined, the two need one product in place of two. With gradients that would keep a copy of both
+    for the backward pass, and take their gradients apart again; so there they are not joined.
+    """
     if not torch.is_grad_enabled():
         joined: Tensor = linear(torch.cat([first, second.to(first)], dim=-1))
         return joined.to(first).sigmoid_()

@@ -119,7 +119,7 @@ class SourceContextLayer(nn.Module):
 
 
 class LayerwiseModel(ContextModel):
-    """The whole model.
+    """Layer-wise weighting and input-aware gating on a frozen base (Xu et al., IJCAI 2020).
 
     The layers of context encoding and the context-aware layers of input and output are ``layers``
     each. Ablations: ``layer_weighting=False`` reads the encoder's last layer only, ``gates=False``

@@ -75,6 +75,11 @@ class ContextSystem:
     def search(
         self, sentences: Sequence[Sentence], search: SearchConfig, nbest: int, seeds: Sequence[int]
     ) -> list[list[Hypothesis]]:
+        """Translate sentences, those without context by the base alone.
+
+        Where translations are read, the states that predicted each token are kept from the search
+        if the decoder has them; else ``finish`` asks the base's decoder.
+        """
         current = self._current(sentences)
         decoder: Decoder
         if not sentences[0].previous and self.model.reads_base:
@@ -164,6 +169,11 @@ class ContextSystem:
         batch_tokens: int,
         label_smoothing: float,
     ) -> list[PairScore]:
+        """Score targets in the given contexts, those without one by the base alone.
+
+        Equal sentences of all contexts are read once, and a batch encodes each of its sentences
+        once. Drafts are searched for as the run's own search settings say.
+        """
         self.model.eval()
         documents = self.base.members[0].card.documents
         bert_previous = documents["previous"] if documents else 0

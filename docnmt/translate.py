@@ -80,7 +80,11 @@ def reads_context(translator: AnyTranslator) -> bool:
 
 
 def as_read(translator: AnyTranslator, line: SourceLine) -> SourceLine:
-    """Leave of a line's context what the model reads of it."""
+    """Leave of a line what can change a score: its text, and the context that the model reads.
+
+    Blank sentences of the context go, and so do the names of the document and what a translation
+    has to begin with.
+    """
     if isinstance(translator, Translator):
         previous = _bert_previous(translator)
         texts = [text for text in line.context if text.strip()]
