@@ -121,17 +121,26 @@ def score(
 
 
 def score_documents(
-    translator: AnyTranslator, pairs: Iterable[tuple[SourceLine, str]], **options: Any
+    translator: AnyTranslator,
+    pairs: Iterable[tuple[SourceLine, str]],
+    *,
+    batch_tokens: int = 4096,
+    shuffle_encoder: bool = False,
 ) -> Iterator[PairScore]:
     """Score the lines of documents in order, each after those before it and their references.
 
-    Options as of ``scoring.score_pairs``.
+    Args:
+        batch_tokens: As of ``scoring.score_pairs``.
+        shuffle_encoder: As there; not for a context-aware model.
     """
     if isinstance(translator, Translator):
-        return score_pairs(translator, pairs, **options)
+        return score_pairs(
+            translator, pairs, batch_tokens=batch_tokens, shuffle_encoder=shuffle_encoder
+        )
+    assert not shuffle_encoder
     system = translator.system
     sentences = system.sentences + _bert_previous(system.base)
-    return translator.score(in_reference_context(pairs, sentences), **options)
+    return translator.score(in_reference_context(pairs, sentences), batch_tokens=batch_tokens)
 
 
 def in_reference_context(
