@@ -59,7 +59,6 @@ class ContextLoss(LossModule):
         self.mask_special = mask_special
 
     def loss(self, batch: ContextBatch) -> Loss:
-        total, nll, tokens = torch.zeros(()), torch.zeros(()), 0
         by_output: dict[torch.nn.Linear, list[tuple[torch.Tensor, torch.Tensor]]] = {}
         draft = None
         if self.model.wants_draft:
@@ -70,12 +69,15 @@ class ContextLoss(LossModule):
             mask = prediction.mask
             part = prediction.hidden[mask], prediction.target[mask]
             by_output.setdefault(prediction.output, []).append(part)
+        losses = []
         for output, parts in by_output.items():
             hidden, target = (torch.cat(column) for column in zip(*parts, strict=True))
-            loss = cross_entropy(hidden, output.weight, target, self.label_smoothing)
-            total, nll = total.to(loss.total) + loss.total, nll.to(loss.nll) + loss.nll
-            tokens += loss.tokens
-        return Loss(total, nll, tokens)
+            losses.append(cross_entropy(hidden, output.weight, target, self.label_smoothing))
+        return Loss(
+            torch.stack([loss.total for loss in losses]).sum(),
+            torch.stack([loss.nll for loss in losses]).sum(),
+            sum(loss.tokens for loss in losses),
+        )
 
     def collate(self, dataset: DocumentExamples, numbers: NDArray[np.int64]) -> ContextBatch:
         wanted = numbers.tolist()
