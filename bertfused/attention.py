@@ -12,6 +12,9 @@ from torch.nn import functional
 
 from bertfused.noise import Dropout, Noise
 
+# What is added to attention logits; a dimension of 1 is for all.
+Bias = Float[Tensor, "... _queries _keys"] | None
+
 _VECTOR = 16  # float32 numbers
 
 
@@ -38,7 +41,7 @@ def attend(
     query: Float[Tensor, "batch heads queries head_dim"],
     keys: Float[Tensor, "batch heads keys head_dim"],
     values: Float[Tensor, "batch heads keys head_dim"],
-    bias: Float[Tensor, "..."] | None,
+    bias: Bias,
     dropout: Dropout,
 ) -> Float[Tensor, "batch queries model_dim"]:
     """Compute softmax(query keys^T / sqrt(head_dim) + bias) values and join the heads.
@@ -66,7 +69,7 @@ def _in_its_own_precision(x: Tensor) -> AbstractContextManager[Any]:
 
 def softmax(
     logits: Float[Tensor, "batch heads queries keys"],
-    bias: Float[Tensor, "..."] | None,
+    bias: Bias,
     scale: float,
 ) -> Float[Tensor, "batch heads queries keys"]:
     """Take the softmax over the keys of scale * logits + bias, in float32 at least.
@@ -83,7 +86,7 @@ def _wide(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-def _softmax_(logits: Tensor, bias: Tensor | None) -> Tensor:
+def _softmax_(logits: Tensor, bias: Bias) -> Tensor:
     """Overwrite logits with the softmax of their sum with ``bias``.
 
     On CPUs torch's kernel is some five times slower than its parts on rows shorter than a vector
@@ -222,7 +225,7 @@ class SelfAttention(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "batch length model_dim"],
-        bias: Float[Tensor, "..."] | None,
+        bias: Bias,
         cache: SelfAttentionCache | None = None,
     ) -> Float[Tensor, "batch length model_dim"]:
         """Attend over ``x``, or, with a cache, over all that was given to the cache so far.
@@ -273,7 +276,7 @@ class CrossAttention(nn.Module):
         self,
         x: Float[Tensor, "batch queries model_dim"],
         memory: Float[Tensor, "batch keys memory_dim"] | KeysValues,
-        bias: Float[Tensor, "..."] | None,
+        bias: Bias,
     ) -> Float[Tensor, "batch queries model_dim"]:
         """Attend from ``x`` to ``memory``, given as states or as their keys and values.
 
@@ -288,7 +291,7 @@ class CrossAttention(nn.Module):
         self,
         queries: Float[Tensor, "batch queries model_dim"],
         memory: KeysValues,
-        bias: Float[Tensor, "..."] | None,
+        bias: Bias,
     ) -> Float[Tensor, "batch queries model_dim"]:
         """Attend between the projections: from what ``q_proj`` made to what ``out_proj`` takes."""
         (query,) = split_heads(queries, 1, self.heads)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bertfused.attention import (
+    Bias,
     CrossAttention,
     KeysValues,
     SelfAttention,
@@ -121,9 +122,9 @@ class EncoderLayer(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "batch source model_dim"],
-        bias: Float[Tensor, "..."] | None,
+        bias: Bias,
         bert_states: Float[Tensor, "batch bert bert_dim"] | None,
-        bert_bias: Float[Tensor, "..."] | None,
+        bert_bias: Bias,
     ) -> Float[Tensor, "batch source model_dim"]:
         x = self.attend(x, bias, bert_states, bert_bias)
         return self.feed_forward(x)
@@ -131,9 +132,9 @@ class EncoderLayer(nn.Module):
     def attend(
         self,
         x: Float[Tensor, "batch source model_dim"],
-        bias: Float[Tensor, "..."] | None,
+        bias: Bias,
         bert_states: Float[Tensor, "batch bert bert_dim"] | None,
-        bert_bias: Float[Tensor, "..."] | None,
+        bert_bias: Bias,
     ) -> Float[Tensor, "batch source model_dim"]:
         """Compute the first sub-layer."""
         h = self.attention_norm(x) if self.pre_norm else x
@@ -196,11 +197,11 @@ class DecoderLayer(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "batch target model_dim"],
-        bias: Float[Tensor, "..."] | None,
+        bias: Bias,
         memory: Float[Tensor, "batch source model_dim"] | KeysValues,
-        memory_bias: Float[Tensor, "..."] | None,
+        memory_bias: Bias,
         bert: Float[Tensor, "batch bert bert_dim"] | KeysValues | None,
-        bert_bias: Float[Tensor, "..."] | None,
+        bert_bias: Bias,
         cache: SelfAttentionCache | None = None,
     ) -> Float[Tensor, "batch target model_dim"]:
         """Compute one layer; with a cache, for one new token of each beam (see SelfAttention)."""
@@ -211,7 +212,7 @@ class DecoderLayer(nn.Module):
     def attend_own(
         self,
         x: Float[Tensor, "batch target model_dim"],
-        bias: Float[Tensor, "..."] | None,
+        bias: Bias,
         cache: SelfAttentionCache | None = None,
     ) -> Float[Tensor, "batch target model_dim"]:
         """Compute the first sub-layer: attention to the tokens before."""
@@ -224,9 +225,9 @@ class DecoderLayer(nn.Module):
         self,
         x: Float[Tensor, "batch target model_dim"],
         memory: Float[Tensor, "batch source model_dim"] | KeysValues,
-        memory_bias: Float[Tensor, "..."] | None,
+        memory_bias: Bias,
         bert: Float[Tensor, "batch bert bert_dim"] | KeysValues | None,
-        bert_bias: Float[Tensor, "..."] | None,
+        bert_bias: Bias,
     ) -> Float[Tensor, "batch target model_dim"]:
         """Compute the middle of the layer: attention to the source, and to BERT's states."""
         if self.bert_attention is None or self.order == "parallel":
@@ -254,9 +255,9 @@ class DecoderLayer(nn.Module):
         self,
         x: Float[Tensor, "batch target model_dim"],
         memory: Float[Tensor, "batch source model_dim"] | KeysValues,
-        memory_bias: Float[Tensor, "..."] | None,
+        memory_bias: Bias,
         bert: Float[Tensor, "batch bert bert_dim"] | KeysValues | None,
-        bert_bias: Float[Tensor, "..."] | None,
+        bert_bias: Bias,
     ) -> Float[Tensor, "batch target model_dim"]:
         h = self.cross_attention_norm(x) if self.pre_norm else x
         if self.bert_attention is None:

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bertfused.attention import (
+    Bias,
     CrossAttention,
     KeysValues,
     SelfAttention,
@@ -352,7 +353,7 @@ class GatedAttention(nn.Module):
         self,
         x: Float[Tensor, "batch queries model_dim"],
         memory: Float[Tensor, "batch keys memory_dim"] | KeysValues | Packed,
-        bias: Float[Tensor, "..."] | None,
+        bias: Bias,
     ) -> Float[Tensor, "batch queries model_dim"]:
         if isinstance(memory, Packed):
             memory = memory.project(self.attention)
@@ -390,9 +391,9 @@ class ContextLayer(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "batch length model_dim"],
-        bias: Float[Tensor, "..."] | None,
+        bias: Bias,
         memories: Sequence[Float[Tensor, "batch _ _"] | KeysValues | Packed] = (),
-        memory_biases: Sequence[Float[Tensor, "..."] | None] = (),
+        memory_biases: Sequence[Bias] = (),
         cache: SelfAttentionCache | None = None,
     ) -> Float[Tensor, "batch length model_dim"]:
         """Compute the layer; with a cache, for one new token of each beam (see SelfAttention)."""
@@ -410,7 +411,7 @@ class ProjectedMemory:
     """Keys, values and padding of what a decoder attends to, once for all beams."""
 
     keys_values: KeysValues
-    bias: Float[Tensor, "..."] | None
+    bias: Bias
 
     @staticmethod
     def of(

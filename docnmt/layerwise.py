@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bertfused.attention import SelfAttention, causal_bias, padding_bias
+from bertfused.attention import Bias, SelfAttention, causal_bias, padding_bias
 from bertfused.layers import feed_forward_sublayer
 from bertfused.model import DecoderState, FusedTransformer
 from bertfused.noise import Dropout, Noise
@@ -91,13 +91,13 @@ class SourceContextLayer(nn.Module):
         self.ffn = sizes.feed_forward(noise)
 
     def attend(
-        self, x: Float[Tensor, "batch length model_dim"], bias: Float[Tensor, "..."] | None
+        self, x: Float[Tensor, "batch length model_dim"], bias: Bias
     ) -> Float[Tensor, "batch length model_dim"]:
         """Compute eq. 3, which knows nothing of the sentence to translate."""
         return self.dropout.add(x, self.self_attention(self.self_attention_norm(x), bias))
 
     def read_for(
-        self, context: Packed, memory: Float[Tensor, "batch source model_dim"], bias: Tensor | None
+        self, context: Packed, memory: Float[Tensor, "batch source model_dim"], bias: Bias
     ) -> Float[Tensor, "tokens model_dim"]:
         """Compute eq. 4 to 6, for the sentences with this encoder output."""
         x = context.states
@@ -109,7 +109,7 @@ class SourceContextLayer(nn.Module):
         return feed_forward_sublayer(x[None], self.ffn, self.ffn_norm, self.dropout, True)[0]
 
     def _cross(
-        self, context: Packed, memory: Float[Tensor, "batch source model_dim"], bias: Tensor | None
+        self, context: Packed, memory: Float[Tensor, "batch source model_dim"], bias: Bias
     ) -> Float[Tensor, "tokens model_dim"]:
         attention = self.cross_attention
         queries = context.pad(attention.q_proj(context.states))

@@ -171,8 +171,8 @@ class ContextSystem:
     ) -> list[PairScore]:
         """Score targets in the given contexts, those without one by the base alone.
 
-        Equal sentences of all contexts are read once, and a batch encodes each of its sentences
-        once. Drafts are searched for as the run's own search settings say.
+        In a batch a previous sentence is encoded once, however many contexts it is part of. Drafts
+        are searched for as the run's own search settings say.
         """
         self.model.eval()
         documents = self.base.members[0].card.documents
