@@ -23,7 +23,7 @@ LAYERS = (
     {"errors"},
     {"text", "config", "schedule"},
     {"vocab"},
-    {"subwords", "store", "metrics", "noise", "linguistics"},
+    {"subwords", "store", "metrics", "noise", "packed", "linguistics"},
     {"batch", "data", "attention", "wordpieces"},
     {"pretrained"},
     {"features"},

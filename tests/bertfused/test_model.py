@@ -151,9 +151,8 @@ def test_embeddings_are_scaled_and_have_positions_added() -> None:
     assert learned.positions is not None
     expected = learned.tokens.weight[ids] * math.sqrt(6) + learned.positions.weight[:3]
     torch.testing.assert_close(learned(ids), expected)
-    torch.testing.assert_close(
-        learned(ids, 2), expected - learned.positions.weight[:3] + (learned.positions.weight[2:5])
-    )
+    expected = learned.tokens.weight[ids] * math.sqrt(6) + learned.positions.weight[2]
+    torch.testing.assert_close(learned.at_step(ids, 2), expected)
 
 
 def test_a_sentence_beyond_the_learned_positions_is_refused() -> None:
@@ -162,9 +161,10 @@ def test_a_sentence_beyond_the_learned_positions_is_refused() -> None:
     )
     own = embedding(5)
     own(torch.full((1, 5), 4))
-    for arguments in ((torch.full((1, 6), 4),), (torch.full((1, 2), 4), 4)):
-        with pytest.raises(UserError, match=re.escape(message)):
-            own(*arguments)
+    with pytest.raises(UserError, match=re.escape(message)):
+        own(torch.full((1, 6), 4))
+    with pytest.raises(UserError, match=re.escape(message)):
+        own.at_step(torch.full((1, 2), 4), 5)
 
 
 def test_embeddings_are_normed_before_dropout() -> None:
