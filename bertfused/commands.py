@@ -374,6 +374,8 @@ def add_commands(app: typer.Typer, mode: Mode) -> None:
         ] = None,
         beam_size: Annotated[int | None, search_option("beam_size", min=1)] = None,
         length_penalty: Annotated[float | None, search_option("length_penalty")] = None,
+        max_length_a: Annotated[float | None, search_option("max_length_a", min=0)] = None,
+        max_length_b: Annotated[int | None, search_option("max_length_b", min=0)] = None,
         lowercase: Lowercase = False,
         shuffle_encoder: Annotated[
             bool,
@@ -399,7 +401,11 @@ def add_commands(app: typer.Typer, mode: Mode) -> None:
             run, device=device, encoder=encoder, encoder_precision=encoder_precision
         )
         search = search_options(
-            translator.search, beam_size=beam_size, length_penalty=length_penalty
+            translator.search,
+            beam_size=beam_size,
+            length_penalty=length_penalty,
+            max_length_a=max_length_a,
+            max_length_b=max_length_b,
         )
         documents = translator.documents
         pairs = list(read_pairs_of(mode, source, reference, documents))

@@ -213,7 +213,9 @@ class TrainConfig(Section):
     precision: Precision = Field("auto", description="bf16 where the processor is fast at it.")
     validate_every: int = Field(1000, ge=1, description="Steps between validations and saves.")
     validate_bleu: bool = Field(True, description="Translate the dev set at every validation.")
-    select: Literal["bleu", "loss"] = Field("loss", description="What the best model is best in.")
+    select: Literal["bleu", "loss"] = Field(
+        "loss", description="What the best model is best in; the loss is the smoothed one."
+    )
     log_every: int = Field(50, ge=1, description="Steps between logged values.")
     keep_last: int = Field(2, ge=1, description="Newest checkpoints kept.")
     keep_best: int = Field(1, ge=0, description="Best checkpoints kept besides.")
@@ -389,7 +391,9 @@ def _explain_tag(schema: type[BaseModel], place: Sequence[int | str], value: Any
     *others, last = (repr(_tag(section, key)) for section in sections)
     allowed = f"{', '.join(others)} or {last}"
     if key not in value:
-        return f"{key} is missing; it is {allowed}"
+        near = difflib.get_close_matches(key, value, 1)
+        hint = f" (did you mean it by {near[0]!r}?)" if near else ""
+        return f"{key} is missing{hint}; it is {allowed}"
     return f"{key} = {value[key]!r}: input should be {allowed}"
 
 

@@ -143,7 +143,7 @@ class Validation:
 
     def value(self, select: str) -> float:
         """Return what the best model is best in; higher is better."""
-        return self.bleu.value if select == "bleu" and self.bleu is not None else -self.nll
+        return self.bleu.value if select == "bleu" and self.bleu is not None else -self.loss
 
 
 def train_run(
@@ -293,10 +293,11 @@ class Session:
     def go(self, state: TrainState, on_update: Callable[[TrainState, Update], None]) -> None:
         """Train, validating before the first update of a warm start too."""
         if self.run.is_first:
-            size = sum(parameter.numel() for parameter in self.trainer.parameters.values())
+            trained, frozen = _sizes(self.trainer)
             _logger.info(
-                "training %s parameters on %s in %s, %s pairs",
-                f"{size:,}",
+                "training %s parameters%s on %s in %s, %s pairs",
+                f"{trained:,}",
+                f" ({frozen:,} more are frozen)" if frozen else "",
                 self.trainer.device,
                 self.trainer.precision,
                 f"{len(self.train_examples):,}",
@@ -377,7 +378,7 @@ class Session:
             for line in read_lines(self.run.metrics):
                 record = json.loads(line)
                 if "valid_nll" in record:
-                    key = "valid_bleu" if self.recipe.train.select == "bleu" else "valid_nll"
+                    key = "valid_bleu" if self.recipe.train.select == "bleu" else "valid_loss"
                     logged[record["step"]] = record[key] * (1 if key == "valid_bleu" else -1)
         return logged
 
@@ -415,13 +416,24 @@ class Session:
             )
 
 
+def _sizes(trainer: Trainer) -> tuple[int, int]:
+    """Count the parameters that are trained, and the others of the model."""
+    trained = sum(parameter.numel() for parameter in trainer.parameters.values())
+    whole = sum(parameter.numel() for parameter in trainer.module.model.parameters())
+    return trained, max(whole - trained, 0)  # a fine-tuned encoder is trained beside the model
+
+
 def _report(session: Session, state: TrainState) -> str:
     """Write the end of a run as one page of Markdown."""
     recipe, lines = session.recipe, [f"# {session.run.path.name}", ""]
-    size = sum(p.numel() for p in session.trainer.module.model.parameters())
+    trained, frozen = _sizes(session.trainer)
+    kinds = ["plain" if recipe.fusion is None else f"fused with {recipe.fusion.encoder}"]
+    context = session.card.context
+    if context is not None:
+        kinds.append(f"context.model = {context['model']!r}")
     lines += [
-        f"{recipe.data.source}-{recipe.data.target}, {size:,} parameters, "
-        + ("plain" if recipe.fusion is None else f"fused with {recipe.fusion.encoder}"),
+        f"{recipe.data.source}-{recipe.data.target}, {trained:,} parameters trained, {frozen:,} "
+        f"frozen, {', '.join(kinds)}",
         "",
         f"- {state.step:,} updates, {state.place.epoch} whole epochs, {state.seconds:,.0f} s in "
         f"updates, {state.skipped} left out",

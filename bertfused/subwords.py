@@ -374,7 +374,7 @@ def _learn_pieces(texts: Sequence[Path], size: int) -> SentencePieces:
 
 def _explained(error: RuntimeError, texts: Sequence[Path], size: int) -> Exception:
     """Say which sizes the text allows, as the trainer found."""
-    where = ", ".join(map(str, texts))
+    where = f"the text in {', '.join(map(str, texts))}"
     if largest := re.search(r"size too high .* <= (\d+)", str(error)):
         return UserError(f"subwords.size is {size}, but {where} allows {largest[1]} at most")
     if smallest := re.search(r"smaller than required_chars\. \d+ vs (\d+)", str(error)):
@@ -382,7 +382,7 @@ def _explained(error: RuntimeError, texts: Sequence[Path], size: int) -> Excepti
     if "insert_id" in str(error):  # no room even for the special symbols
         return UserError(f"subwords.size is {size}, but 261 is the least for any text")
     if "!sentences_.empty()" in str(error):
-        return UserError(f"there is no text to learn subwords from in {where}")
+        return UserError(f"there is nothing to learn subwords from in {where}")
     return error
 
 
@@ -400,7 +400,7 @@ def _learn_pairs(texts: Sequence[Path], size: int) -> BytePairs:
     learned = codes.getvalue().removesuffix("\n").split("\n")
     if len(learned) - 1 < size:
         raise UserError(
-            f"subwords.size is {size}, but {', '.join(map(str, texts))} "
+            f"subwords.size is {size}, but the text in {', '.join(map(str, texts))} "
             f"allows {len(learned) - 1} merges at most"
         )
     return BytePairs(learned)

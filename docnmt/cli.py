@@ -31,6 +31,7 @@ from docnmt.documents import (
     Columns,
     DocumentLine,
     Format,
+    InputLine,
     check_corpus,
     contexts,
     padded,
@@ -118,7 +119,23 @@ def source_lines(
         _logger.warning("this model was trained on sentences: no context is used")
     format, options = _input_format(path, documents)
     lines = read_input(path, format=format, **options)
+    if format == "blank":
+        lines = _told_of_tags(lines)
     return in_context(lines, documents)
+
+
+def _told_of_tags(lines: Iterable[InputLine]) -> Iterator[InputLine]:
+    """Warn of the tag of another format, which here is a sentence."""
+    is_told = False
+    for number, line in enumerate(lines, start=1):
+        if not is_told and isinstance(line, DocumentLine) and line.source.strip() == "<d>":
+            _logger.warning(
+                "line %s is '<d>', which is translated: blank lines separate this model's "
+                "documents",
+                f"{number:,}",
+            )
+            is_told = True
+        yield line
 
 
 def targets(source: Path, target: Path, documents: Mapping[str, Any] | None) -> Iterator[str]:
@@ -413,6 +430,8 @@ def suites(
     log_to_stderr(quiet)
     from docnmt.suites import SIZES, write_suites
 
+    if out.exists() and any(out.iterdir()):
+        raise UserError(f"{out} is not empty; name another folder with --out")
     write_suites(out, seed, {**SIZES, "train": documents})
     _logger.info("wrote train, dev, test and four contrastive sets to %s", out)
 

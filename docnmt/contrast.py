@@ -185,7 +185,9 @@ def table(result: ContrastResult) -> str:
     """Lay out accuracies as text."""
     rows = [("all", result.overall)]
     rows += [(f"distance {key}", accuracy) for key, accuracy in result.by_distance.items()]
-    rows += [*result.by_category.items(), *result.by_pronoun.items()]
+    if len(result.by_category) > 1:
+        rows += result.by_category.items()
+    rows += result.by_pronoun.items()
     width = max(len(label) for label, _ in rows)
     lines = [f"{'':{width}}  accuracy     95% interval  correct    items     ties"]
     for label, accuracy in rows:

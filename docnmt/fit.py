@@ -101,6 +101,7 @@ def set_up(recipe: Recipe, data: DataFolder, init: Path | None, device: torch.de
         UserError: If recipe, data and the RUN to start from do not fit together.
     """
     assert isinstance(recipe, DocumentRecipe)
+    _check_documents(recipe, data)
     config = recipe.context
     if init is not None:
         _check_start(init, config)
@@ -234,10 +235,30 @@ def _check_base(recipe: DocumentRecipe, base: ModelCard) -> None:
     if fusion is not None and recipe.fusion is not None:
         fusion = fusion.model_copy(update={"encoder": recipe.fusion.encoder})
     for key, wanted in (("model", base.model), ("fusion", fusion)):
-        if key in recipe.model_fields_set and getattr(recipe, key) != wanted:
+        given = getattr(recipe, key)
+        if key not in recipe.model_fields_set or given == wanted:
+            continue
+        names = []
+        if given is not None and wanted is not None:
+            pairs = zip(given, wanted, strict=True)
+            names = [f"{key}.{name}" for (name, ours), (_, theirs) in pairs if ours != theirs]
+        raise UserError(
+            f"{', '.join(names) or key}: not as in the RUN to start from, whose [{key}] is taken "
+            f"over; leave [{key}] out of the recipe"
+        )
+
+
+def _check_documents(recipe: DocumentRecipe, data: DataFolder) -> None:
+    """Refuse a recipe that says other things of the documents than DATA were made with."""
+    made = None if data.report is None else data.report.documents
+    if made is None:
+        return
+    wanted = recipe.documents.model_dump(mode="json", exclude_none=True, exclude_unset=True)
+    for key in wanted.keys() & made.keys():
+        if wanted[key] != made[key]:
             raise UserError(
-                f"[{key}] of the recipe is not that of the RUN to start from, which is taken over; "
-                "leave it out"
+                f"documents.{key} is {wanted[key]!r}, but {data.path} was prepared with "
+                f"{made[key]!r}"
             )
 
 

@@ -64,7 +64,10 @@ def table(model: type[BaseModel]) -> str:
     for name, field in model.model_fields.items():
         allowed = values(field.annotation, limits(field))
         meaning = (field.description or "").replace("<", r"\<").replace("*", r"\*")
-        lines.append(f"| `{name}` | {default(field)} | {allowed} | {meaning} |")
+        is_tag = name == "model" and get_origin(field.annotation) is Literal
+        lines.append(
+            f"| `{name}` | {'required' if is_tag else default(field)} | {allowed} | {meaning} |"
+        )
     return "\n".join(lines)
 
 

@@ -218,7 +218,7 @@ def test_a_size_below_that_of_the_bytes(files: dict[str, list[Path]], folder: Pa
 @pytest.mark.parametrize("lines", [[], ["", ""]])
 def test_no_text(tmp_path: Path, folder: Path, lines: list[str]) -> None:
     path = write(tmp_path / "empty", lines)
-    with pytest.raises(UserError, match=r"no text to learn subwords from in .*empty"):
+    with pytest.raises(UserError, match=r"nothing to learn subwords from in the text in .*empty"):
         train_subwords("sentencepiece", {"en": [path]}, 300, folder)
     with pytest.raises(UserError, match="empty allows 0 merges at most"):
         train_subwords("bpe", {"en": [path]}, 10, folder)

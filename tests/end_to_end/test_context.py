@@ -309,8 +309,8 @@ def test_a_context_aware_start_is_refused(
 def test_another_base_than_the_recipes_is_refused(work: Path, tmp_path: Path, kind: str) -> None:
     said = refused(work, tmp_path, kind, {"model": {"heads": 4}})
     assert said == (
-        "[model] of the recipe is not that of the RUN to start from, which is taken over; "
-        "leave it out"
+        "model.heads: not as in the RUN to start from, whose [model] is taken over; leave [model] "
+        "out of the recipe"
     )
 
 
@@ -329,8 +329,8 @@ def test_a_base_is_taken_over_where_the_recipe_has_none(work: Path, tmp_path: Pa
 def test_fusion_that_the_base_has_not_is_refused(work: Path, tmp_path: Path, bert: Path) -> None:
     fusion = {"fusion": {"encoder": str(bert)}}
     assert refused(work, tmp_path, "layerwise", fusion) == (
-        "[fusion] of the recipe is not that of the RUN to start from, which is taken over; "
-        "leave it out"
+        "fusion: not as in the RUN to start from, whose [fusion] is taken over; leave [fusion] "
+        "out of the recipe"
     )
     assert refused(work, tmp_path, "2-to-1", fusion) == (
         "context.model = 'concatenation' is a plain model; leave [fusion] out"
@@ -466,4 +466,6 @@ def test_the_console_says_what_it_trains(work: Path, tmp_path: Path) -> None:
     said = command(*line, tmp_path / "run", "--set", "train.max_steps=1").err
     assert "warm start from" in said
     assert "started fresh: " in said
-    assert "weighting.weights" in said
+    assert "source_layers.*.self_attention (" in said
+    assert " more are frozen) on " in said
+    assert "context.model = 'layerwise'" in (tmp_path / "run" / "report.md").read_text()
