@@ -72,12 +72,12 @@ def test_the_loss_is_that_of_each_sentence_in_its_context(name: str) -> None:
         for i in range(8):
             before = list(own.previous(i))
             examples = [own[j] for j in (*before, i)]
-            places = list(range(len(before)))
+            places = list(range(len(before))) or [0]  # itself, which is not read
             alone = given(module.model, examples, [places], [len(before)], [])
-            found = logits(module.model, alone)
-            if not before:
-                assert alone.current.hidden is not None
-                found = module.model.base.output(alone.current.hidden)
+            assert alone.current.hidden is not None
+            found = module.model.base.output(alone.current.hidden)
+            if before:
+                found = logits(module.model, alone)
             target = torch.tensor(own[i].target)
             log_probs = found[0, : len(target)].log_softmax(-1)
             total -= float(log_probs[range(len(target)), target].sum())
