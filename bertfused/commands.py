@@ -6,6 +6,7 @@ A mode says how its text is read (``Mode``); the commands and their options are 
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import tee
 from pathlib import Path
@@ -409,26 +410,27 @@ def add_commands(app: typer.Typer, mode: Mode) -> None:
         )
         documents = translator.documents
         pairs = list(read_pairs_of(mode, source, reference, documents))
-        with progress("lines", len(pairs), quiet) as advance:
-            translations = []
-            lines = (line for line, _ in pairs)
-            for translation in translate_lines(
-                translator, lines, search, batch_tokens=batch_tokens
-            ):
-                translations.append(translation)
-                advance(1)
-        if output is not None:
-            with open_output(output) as writer:
+        # Opened first, so that hours of translating are not lost to a name that cannot be written.
+        with nullcontext() if output is None else open_output(output) as writer:
+            with progress("lines", len(pairs), quiet) as advance:
+                translations = []
+                lines = (line for line, _ in pairs)
+                for translation in translate_lines(
+                    translator, lines, search, batch_tokens=batch_tokens
+                ):
+                    translations.append(translation)
+                    advance(1)
+            results = evaluation(translations, pairs, lowercase=lowercase)
+            if has_pronoun is not None:
+                results |= bleu_by_pronouns(translations, pairs, has_pronoun, lowercase=lowercase)
+            if shuffle_encoder:
+                results |= encoder_use(mode, translator, source, reference, batch_tokens)
+            typer.echo(json.dumps(results) if as_json else "\n".join(readable(results)))
+            if writer is not None:
                 for translation in translations:
                     writer.write_line(
                         translation if isinstance(translation, str) else translation.text
                     )
-        results = evaluation(translations, pairs, lowercase=lowercase)
-        if has_pronoun is not None:
-            results |= bleu_by_pronouns(translations, pairs, has_pronoun, lowercase=lowercase)
-        if shuffle_encoder:
-            results |= encoder_use(mode, translator, source, reference, batch_tokens)
-        typer.echo(json.dumps(results) if as_json else "\n".join(readable(results)))
         warn_of(translator.counts)
 
 

@@ -467,12 +467,12 @@ def sampled_candidates(
         tokens = _draw(weights, uniforms)
     else:
         heaviest, ids = _heaviest(weights, min(top_k or HEAD, vocab))
-        tokens = ids.gather(1, _draw(_nucleus(heaviest, top_p), uniforms))
+        tokens = _draw_of(ids, _nucleus(heaviest, top_p), uniforms)
         if top_p is not None and heaviest.size(1) < vocab:
             wide = (heaviest.sum(1) < top_p).nonzero()[:, 0]
             if len(wide):
                 heaviest, ids = weights[wide].sort(descending=True)
-                tokens[wide] = ids.gather(1, _draw(_nucleus(heaviest, top_p), uniforms[wide]))
+                tokens[wide] = _draw_of(ids, _nucleus(heaviest, top_p), uniforms[wide])
     tokens = tokens.view(batch, beams, -1)
     sums = log_probs.gather(2, tokens).flatten(1) + scores
     beam = torch.arange(beams, device=scores.device)
@@ -494,6 +494,20 @@ def _nucleus(
         return weights
     before = weights.cumsum(1) - weights
     return weights.masked_fill(before >= top_p, 0)
+
+
+def _draw_of(
+    ids: Int[Tensor, "rows width"],
+    weights: Float[Tensor, "rows width"],
+    uniforms: Float[Tensor, "rows samples"],
+) -> Int[Tensor, "rows samples"]:
+    """Draw tokens, laid out in the order of the vocabulary.
+
+    In that of the weights two of almost equal weight would change places by rounding, and so what
+    is drawn for a sentence would depend on its batch.
+    """
+    ids, order = ids.sort(dim=1)
+    return ids.gather(1, _draw(weights.gather(1, order), uniforms))
 
 
 def _draw(

@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from functools import partial
 from itertools import tee
 from pathlib import Path
@@ -24,7 +25,7 @@ from bertfused.commands import (
 from bertfused.config import Corpus, Recipe
 from bertfused.console import Quiet, log_to_stderr, make_app, progress, run_app, warn_of
 from bertfused.errors import UserError
-from bertfused.text import open_output, read_lines
+from bertfused.text import make_folder, open_output, read_lines
 from docnmt.config import DocumentRecipe
 from docnmt.contrastive_formats import SetFormat, read_set
 from docnmt.documents import (
@@ -273,33 +274,34 @@ def contrast(
     if not in_context:
         _logger.warning("%s reads no context, so its accuracy is what guessing gives", run)
     results = {}
-    for path, set_items in items.items():
-        if in_context and not any(item.context or item.target_contexts for item in set_items):
-            _logger.warning("%s holds no context sentences", path)
-        results[str(path)] = judging.contrast(
-            set_items,
-            partial(
-                _scores,
-                translator,
-                str(path),
-                quiet,
-                batch_tokens=batch_tokens,
-                label_smoothing=label_smoothing,
-            ),
-            name=str(path),
-            as_read=partial(as_read, translator),
-            has_pronoun=has_pronoun,
-        )
-    if output is not None:
-        with open_output(output) as writer:
+    # Opened first, so that hours of scoring are not lost to a name that cannot be written.
+    with nullcontext() if output is None else open_output(output) as writer:
+        for path, set_items in items.items():
+            if in_context and not any(item.context or item.target_contexts for item in set_items):
+                _logger.warning("%s holds no context sentences", path)
+            results[str(path)] = judging.contrast(
+                set_items,
+                partial(
+                    _scores,
+                    translator,
+                    str(path),
+                    quiet,
+                    batch_tokens=batch_tokens,
+                    label_smoothing=label_smoothing,
+                ),
+                name=str(path),
+                as_read=partial(as_read, translator),
+                has_pronoun=has_pronoun,
+            )
+        if as_json:
+            typer.echo(json.dumps([judging.as_json(*result) for result in results.items()]))
+        else:
+            tables = [f"{name}\n{judging.table(result)}" for name, result in results.items()]
+            typer.echo("\n\n".join(tables))
+        if writer is not None:
             for name, result in results.items():
                 for record in judging.item_records(name, result):
                     writer.write_line(json.dumps(record))
-    if as_json:
-        typer.echo(json.dumps([judging.as_json(*result) for result in results.items()]))
-    else:
-        tables = [f"{name}\n{judging.table(result)}" for name, result in results.items()]
-        typer.echo("\n\n".join(tables))
     warn_of(translator.counts)
 
 
@@ -430,7 +432,8 @@ def suites(
     log_to_stderr(quiet)
     from docnmt.suites import SIZES, write_suites
 
-    if out.exists() and any(out.iterdir()):
+    make_folder(out)
+    if any(out.iterdir()):
         raise UserError(f"{out} is not empty; name another folder with --out")
     write_suites(out, seed, {**SIZES, "train": documents})
     _logger.info("wrote train, dev, test and four contrastive sets to %s", out)

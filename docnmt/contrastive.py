@@ -131,7 +131,7 @@ def parse_json(text: str, where: str) -> Any:
     """Parse JSON; ``where`` names its place in messages, as in the functions below."""
     try:
         return json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: a number of thousands of digits
         raise UserError(f"{where}: not JSON: {error}") from error
 
 
@@ -147,6 +147,7 @@ def string_of(record: dict[str, Any], key: str, where: str) -> str:
     value = _value(record, key, where)
     if not isinstance(value, str):
         raise UserError(f"{where}: {key!r} must be a string, not {_short(value)}")
+    _check_text(value, key, where)
     return value
 
 
@@ -163,6 +164,8 @@ def strings_of(record: dict[str, Any], key: str, where: str) -> tuple[str, ...]:
     value = _value(record, key, where)
     if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
         raise UserError(f"{where}: {key!r} must be a list of strings, not {_short(value)}")
+    for text in value:
+        _check_text(text, key, where)
     return tuple(value)
 
 
@@ -174,6 +177,11 @@ def list_of(record: dict[str, Any], key: str, where: str) -> list[Any]:
     return value
 
 
+def _check_text(text: str, key: str, where: str) -> None:
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise UserError(f"{where}: {key!r} holds half a surrogate pair")
+
+
 def _value(record: dict[str, Any], key: str, where: str) -> Any:
     if key not in record:
         raise UserError(f"{where}: {key!r} is missing")
@@ -181,5 +189,5 @@ def _value(record: dict[str, Any], key: str, where: str) -> Any:
 
 
 def _short(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
+    text = json.dumps(value)
     return text if len(text) <= 40 else f"{text[:39]}…"

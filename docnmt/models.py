@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
 from bertfused.checkpoint import ModelCard, load_card, load_weights, model_folder
@@ -25,9 +25,18 @@ from docnmt.zhang import ZhangModel
 def context_of(
     card: ModelCard,
 ) -> LayerwiseConfig | CadecConfig | ZhangConfig | ConcatenationConfig:
-    """Return the [context] of a model that has one."""
+    """Return the [context] of a model that has one.
+
+    Raises:
+        UserError: If it is damaged, or of a newer version.
+    """
     adapter: TypeAdapter[FrozenBaseConfig | ConcatenationConfig] = TypeAdapter(ContextConfig)
-    return adapter.validate_python(card.context)
+    try:
+        return adapter.validate_python(card.context)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, ("context", *first["loc"])))
+        raise UserError(f"the model's card is damaged: {place}: {first['msg']}") from error
 
 
 def build_context_model(

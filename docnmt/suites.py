@@ -23,7 +23,7 @@ from random import Random
 from types import MappingProxyType
 
 from bertfused.errors import UserError
-from bertfused.text import SentencePair
+from bertfused.text import SentencePair, make_folder
 from docnmt import lexicon, suites_lexicon
 from docnmt.contrastive import ContrastiveItem, write_contrastive
 from docnmt.grammar import (
@@ -296,7 +296,7 @@ def write_suites(folder: Path, seed: int, sizes: Mapping[str, int] = SIZES) -> N
         seed: Seed of the random choices; the same seed writes the same bytes.
         sizes: Documents of each split, and items of each suite.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     for split in SPLITS:
         write_documents(folder, split, suite_documents(seed, sizes[split], split))
     for category in SUITES:

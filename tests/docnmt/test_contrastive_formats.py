@@ -81,6 +81,10 @@ def test_written_items_are_read_back(tmp_path: Path, item: ContrastiveItem) -> N
         ({"distance": -2}, "the distance -2 is negative"),
         ({"distance": "2"}, "'distance' must be a whole number, not \"2\""),
         ({"category": 1}, "'category' must be a string, not 1"),
+        ({"category": "\ud800"}, "'category' holds half a surrogate pair"),
+        ({"source": "\udc00 a"}, "'source' holds half a surrogate pair"),
+        ({"candidates": ["a", "\ud800"]}, "'candidates' holds half a surrogate pair"),
+        (f'{{"correct": {"1" * 5000}}}', "not JSON: Exceeds the limit"),
     ],
 )
 def test_a_broken_line_is_named(tmp_path: Path, change: Any, message: str) -> None:

@@ -703,6 +703,18 @@ def test_the_command_writes_the_default_sizes(tmp_path: Path) -> None:
     )
 
 
+def test_the_command_overwrites_nothing(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("text")
+    for out, message in (
+        (tmp_path, f"{tmp_path} is not empty; name another folder with --out"),
+        (tmp_path / "mine", f"cannot make the folder {tmp_path / 'mine'}: File exists"),
+    ):
+        result = CliRunner().invoke(app, ["suites", "--out", str(out)])
+        assert isinstance(result.exception, UserError)
+        assert str(result.exception) == message
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
 def test_the_command_writes_as_many_documents_as_asked(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["suites", "--out", str(tmp_path), "--documents", "6"])
     assert result.exit_code == 0, result.output

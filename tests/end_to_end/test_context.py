@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import shutil
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -166,6 +167,29 @@ def test_lines_out_are_lines_in_and_their_scores_are_the_searchs(
         else:
             best = record["hypotheses"][0]["log_prob"]
             assert float(line.split("\t")[0]) == pytest.approx(best, abs=1e-4)
+
+
+def test_results_are_not_lost_with_their_files(run: Path, tmp_path: Path) -> None:
+    """What cannot be written is found before the work; what then cannot be, after the report."""
+    items = tmp_path / "items.jsonl"
+    write_lines(items, ['{"source": "a", "candidates": ["a", "b"], "correct": 0}'])
+    missing = tmp_path / "missing" / "scores"
+    said = fail("docnmt contrast", run, "--set", items, "--output", missing)
+    assert str(missing) in said
+    sources = write_lines(tmp_path / "a.en", ["a"])
+    line = ("docnmt evaluate", run, "--source", sources, "--reference", sources)
+    assert str(missing) in fail(*line, "--output", missing)
+    assert not missing.parent.exists()
+
+
+@pytest.mark.parametrize("context", ['{"model": "other"}', '{"model": "layerwise", "new": 1}'])
+def test_a_damaged_description_is_named(run: Path, tmp_path: Path, context: str) -> None:
+    copy = shutil.copytree(run, tmp_path / "copy")
+    card = copy / "model" / "model.json"
+    found = json.loads(card.read_text())
+    card.write_text(json.dumps({**found, "context": json.loads(context)}))
+    said = fail("docnmt translate", copy, "--input", write_lines(tmp_path / "a", ["a"]))
+    assert said.startswith("the model's card is damaged: context")
 
 
 def test_contrastive_accuracy_is_counted(run: Path, tmp_path: Path) -> None:
