@@ -4,7 +4,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
@@ -49,6 +49,7 @@ class SourceLine:
         target_context: Their translations, where these are given and not found.
         document: Name of the document.
         prefix: What the translation must begin with.
+        number: Where it stands in its file, counted from 1, for messages.
     """
 
     text: str
@@ -56,6 +57,7 @@ class SourceLine:
     document: str | None = None
     prefix: str | None = None
     target_context: tuple[str, ...] = ()
+    number: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -287,7 +289,7 @@ class Translator:
         pieces: list[_Piece] = []
         for i, line in enumerate(lines):
             if line.text.strip():
-                texts = self.cut_to_fit(line.text, long, f"line {number + i + 1}")
+                texts = self.cut_to_fit(line.text, long, f"line {line.number or number + i + 1}")
                 for part, text in enumerate(texts):
                     prefix = None if part else line.prefix  # it begins the line, not every piece
                     pieces.append(_Piece(i, part, replace(line, text=text, prefix=prefix)))

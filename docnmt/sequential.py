@@ -162,7 +162,9 @@ class DocumentLineTranslator:
         for i, line in enumerate(lines):
             if not line.text.strip():
                 continue
-            texts = self.system.base.cut_to_fit(line.text, long, f"line {number + i + 1}")
+            texts = self.system.base.cut_to_fit(
+                line.text, long, f"line {line.number or number + i + 1}"
+            )
             for part, text in enumerate(texts):
                 prefix = None if part else line.prefix  # it begins the line, not every piece
                 places.append((i, part))

@@ -259,8 +259,10 @@ def in_context(
     """
     previous = documents["previous"] if documents else 0
     lines, again = tee(lines)
-    for line, window in zip(lines, contexts(again, previous), strict=True):
+    windows = contexts(again, previous)
+    for number, (line, window) in enumerate(zip(lines, windows, strict=True), start=1):
         if isinstance(line, SeparatorLine):
             yield line.text
         else:
-            yield SourceLine(line.source, padded(window, previous), document=line.document)
+            context = padded(window, previous)
+            yield SourceLine(line.source, context, document=line.document, number=number)

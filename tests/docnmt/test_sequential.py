@@ -9,7 +9,7 @@ from bertfused.config import SearchConfig
 from bertfused.errors import UserError
 from bertfused.translate import SourceLine, Translation, Translator
 from docnmt import DocumentTranslator
-from docnmt.documents import DocumentLine
+from docnmt.documents import DocumentLine, SeparatorLine
 from docnmt.on_base import ContextSystem
 from docnmt.sequential import DocumentLineTranslator, Sentence
 from docnmt.translate import (
@@ -279,6 +279,13 @@ def test_a_long_line_is_cut_or_refused(short: DocumentLineTranslator) -> None:
     assert found[1].source == LONG
     with pytest.raises(UserError, match="line 2 has more than the 9 tokens the model can read"):
         list(short.translate(lines, SEARCH, long="error"))
+
+
+def test_a_refused_line_is_named_by_its_place_in_the_file(short: DocumentLineTranslator) -> None:
+    lines = [DocumentLine("1", "w1", None), SeparatorLine(""), DocumentLine("2", "w1 " * 99, None)]
+    given = [own for own in in_context(lines, short.documents) if isinstance(own, SourceLine)]
+    with pytest.raises(UserError, match=r"^line 3 has more than the "):
+        list(short.translate(given, SEARCH, long="error"))
 
 
 def test_lengths_and_repeats_are_those_of_the_current_sentence(runs: Path) -> None:
