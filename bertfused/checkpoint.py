@@ -8,9 +8,7 @@ and checked by its fingerprint.
 
 import json
 import os
-import re
 import shutil
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -326,22 +324,10 @@ class WarmStart:
         total = len(self.loaded) + len(self.fresh)
         lines = [f"loaded {len(self.loaded)} of {total} tensors"]
         if self.fresh:
-            lines.append(f"started fresh: {listed(self.fresh)}")
+            lines.append(f"started fresh: {', '.join(self.fresh)}")
         if self.unexpected:
-            lines.append(f"in the file but not in the model: {listed(self.unexpected)}")
+            lines.append(f"in the file but not in the model: {', '.join(self.unexpected)}")
         return "\n".join(lines)
-
-
-def listed(names: Sequence[str]) -> str:
-    """List tensors; where they are many, the modules of like layers that hold them, with counts.
-
-    >>> listed([f"layers.{i}.ffn.{j}.{k}" for i in range(9) for j in "ab" for k in "xy"])
-    'layers.*.ffn (36)'
-    """
-    if len(names) <= 20:
-        return ", ".join(names)
-    modules = Counter(re.sub(r"\.\d+\b", ".*", name.rsplit(".", 2)[0]) for name in names)
-    return ", ".join(f"{module} ({count})" for module, count in modules.items())
 
 
 def warm_start(model: FusedTransformer, run: Path, fusion: FusionConfig | None) -> WarmStart:

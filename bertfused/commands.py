@@ -375,7 +375,7 @@ def add_commands(app: typer.Typer, mode: Mode) -> None:
         ] = None,
         beam_size: Annotated[int | None, search_option("beam_size", min=1)] = None,
         length_penalty: Annotated[float | None, search_option("length_penalty")] = None,
-        max_length_a: Annotated[float | None, search_option("max_length_a", min=0)] = None,
+        max_length_a: Annotated[float | None, search_option("max_length_a")] = None,
         max_length_b: Annotated[int | None, search_option("max_length_b", min=0)] = None,
         lowercase: Lowercase = False,
         shuffle_encoder: Annotated[

@@ -73,7 +73,7 @@ def pack_linears(model: nn.Module, device: torch.device) -> None:
 
 
 def _is_supported() -> bool:
-    """Say whether this is a processor, and a torch, on which packing was tried (2.6 to 2.13)."""
+    """Say whether this is a kind of processor that packing was tried on (with torch 2.13)."""
     operations = ("_reorder_linear_weight", "_linear_pointwise")
     return (
         platform.machine() in ("x86_64", "AMD64")

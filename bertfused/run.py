@@ -172,7 +172,12 @@ class RunFolder:
         """Restore the newest checkpoint; a run killed before its first one starts again."""
         newest = list(self.checkpoints().items())[-1:]
         for step, folder in newest:
-            trainer.load_state_tensors(read_tensors(folder / _TRAINING))
+            try:
+                trainer.load_state_tensors(read_tensors(folder / _TRAINING))
+            except KeyError as error:
+                raise UserError(
+                    f"{folder / _TRAINING} is of another model: it lacks {error.args[0]}"
+                ) from error
             values = read_json(folder / _STATE, "step", "place")
             try:
                 state = TrainState(**values | {"place": Place(**values["place"])})

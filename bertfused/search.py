@@ -317,6 +317,7 @@ class _Rules:
     config: SearchConfig
     special: SpecialIds
     first_limit: int
+    last_begun: int
 
     @staticmethod
     def build(
@@ -333,8 +334,10 @@ class _Rules:
             row[: len(prefix)] = prefix
         forced = torch.from_numpy(table).to(max_lengths.device)
         first_limit = min(max_lengths.tolist(), default=0)
-        first = max_lengths.new_tensor([0] * len(max_lengths) if begun is None else begun)
-        return _Rules(max_lengths, forced, first, config, special, first_limit)
+        begun = [0] * len(max_lengths) if begun is None else begun
+        last_begun = max(begun, default=0)
+        first = max_lengths.new_tensor(begun)
+        return _Rules(max_lengths, forced, first, config, special, first_limit, last_begun)
 
     def apply(
         self,
@@ -355,8 +358,9 @@ class _Rules:
         log_probs[:, :, special.pad] = -math.inf
         log_probs[:, :, special.bos] = -math.inf
         begun = self.begun[sentences]
-        is_short = step - begun < self.config.min_length
-        log_probs[..., special.eos].masked_fill_(is_short[:, None], -math.inf)
+        if step < self.last_begun + self.config.min_length:
+            is_short = step - begun < self.config.min_length
+            log_probs[..., special.eos].masked_fill_(is_short[:, None], -math.inf)
         size = self.config.no_repeat_ngram
         if size and step >= size:
             seen = history.unfold(2, size, 1)

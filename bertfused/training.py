@@ -389,12 +389,8 @@ class Trainer:
         """Restore what ``state_tensors`` gave.
 
         Raises:
-            UserError: If they are of another model.
+            KeyError: Naming a tensor that is missing; nothing may be trained then.
         """
-        wanted = [f"weight.{name}" for name in self.parameters]
-        wanted += [f"average.{name}" for name in self.average or {}]
-        if missing := [name for name in wanted if name not in tensors]:
-            raise UserError(f"the checkpoint is of another model: it has no {missing[0]}")
         copy_tensors({n: tensors[f"weight.{n}"] for n in self.parameters}, self.parameters)
         if self.average is not None:
             copy_tensors({n: tensors[f"average.{n}"] for n in self.average}, self.average)

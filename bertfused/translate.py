@@ -11,6 +11,8 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from bertfused.batch import Batch, BertIds, Example, collate, token_batches
 from bertfused.checkpoint import ModelCard, TrainedModel, load_model
@@ -362,6 +364,14 @@ class Translator:
             return None
         return [self.members[0].target.encode(prefix or "") for prefix in prefixes]
 
+    def max_lengths(
+        self, source_lengths: Sequence[int], search: SearchConfig
+    ) -> Int[Tensor, " batch"]:
+        """Bound each output, as ``bertfused.search.longest`` says."""
+        positions = min(member.card.model.max_positions for member in self.members)
+        lengths = torch.tensor(source_lengths, device=self.device)
+        return longest(search, lengths, positions)
+
     def run_search(
         self,
         decoder: Decoder,
@@ -382,8 +392,7 @@ class Translator:
             states_of: As of ``beam_search``.
         """
         positions = min(member.card.model.max_positions for member in self.members)
-        lengths = torch.tensor(source_lengths, device=self.device)
-        max_lengths = longest(search, lengths, positions)
+        max_lengths = self.max_lengths(source_lengths, search)
         if begun is not None:
             max_lengths += torch.tensor(begun, device=self.device)
             max_lengths.clamp_(max=positions - 1)

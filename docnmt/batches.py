@@ -201,11 +201,11 @@ class DocumentExamples:
             np.arange(start, end, dtype=np.int64) for start, end in pairwise([*starts, len(docids)])
         ]
         self._sentences = sentences
-        self._starts = np.repeat(starts, [len(document) for document in self._documents])
+        sizes = [len(document) for document in self._documents]
+        self._starts = np.repeat(np.array(starts, dtype=np.int64), sizes)
         self._is_blank = self.lengths[1] <= 1
         whole = np.concatenate([[0], np.cumsum(~self._is_blank)])  # before each sentence
-        self._has_context = whole[:-1] > whole[self._starts] if len(docids) else whole[:-1] > 0
-        self._has_context &= sentences > 0
+        self._has_context = (whole[:-1] > whole[self._starts]) & (sentences > 0)
 
     def __len__(self) -> int:
         return len(self._examples)

@@ -5,9 +5,10 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
-from bertfused.checkpoint import ModelCard, load_card, load_weights, model_folder
+from bertfused.checkpoint import ModelCard, load_weights
 from bertfused.errors import UserError
 from bertfused.model import FusedTransformer
+from bertfused.wordpieces import CARD
 from docnmt.cadec import CadecModel
 from docnmt.config import (
     CadecConfig,
@@ -23,9 +24,12 @@ from docnmt.zhang import ZhangModel
 
 
 def context_of(
-    card: ModelCard,
+    card: ModelCard, folder: Path
 ) -> LayerwiseConfig | CadecConfig | ZhangConfig | ConcatenationConfig:
     """Return the [context] of a model that has one.
+
+    Args:
+        folder: Of the model, for messages.
 
     Raises:
         UserError: If it is damaged, or of a newer version.
@@ -36,7 +40,7 @@ def context_of(
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, ("context", *first["loc"])))
-        raise UserError(f"the model's card is damaged: {place}: {first['msg']}") from error
+        raise UserError(f"{folder / CARD} is damaged: {place}: {first['msg']}") from error
 
 
 def build_context_model(
@@ -71,21 +75,13 @@ def build_context_model(
             return ZhangModel(base, sizes, sentences=config.sentences, layers=config.layers)
 
 
-def load_network(run: Path) -> tuple[Path, ModelCard, ContextModel | FusedTransformer]:
-    """Load the network of a context-aware RUN; a Transformer if it reads joined sentences.
-
-    Returns:
-        Also its folder and its card, which says what it is.
-    """
-    folder = model_folder(run)
-    card = load_card(folder)
-    if card.context is None:
-        raise UserError(f"{run} is no context-aware model")
-    config = context_of(card)
+def load_network(folder: Path, card: ModelCard) -> ContextModel | FusedTransformer:
+    """Load the network of a context-aware model; a Transformer if it reads joined sentences."""
+    config = context_of(card, folder)
     network: nn.Module = card.build()
     if not isinstance(config, ConcatenationConfig):
         assert isinstance(network, FusedTransformer)
         network = build_context_model(network, card, config)
     load_weights(folder, network)
     assert isinstance(network, ContextModel | FusedTransformer)
-    return folder, card, network.eval()
+    return network.eval()

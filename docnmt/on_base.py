@@ -13,7 +13,7 @@ from bertfused.batch import Example, pad_ids, token_batches
 from bertfused.config import SearchConfig
 from bertfused.model import DecoderState, Memory
 from bertfused.scoring import PairScore, target_log_probs
-from bertfused.search import Decoder, Hypothesis, StatefulDecoder, beam_search, longest
+from bertfused.search import Decoder, Hypothesis, StatefulDecoder, beam_search
 from bertfused.translate import Member, SourceLine, Translator
 from bertfused.vocab import Vocabulary
 from docnmt.batches import collate_in_context, predict, target_of
@@ -64,10 +64,8 @@ class ContextSystem:
         """Translate sentences by the base alone, by beam search whatever was asked for."""
         best = search.model_copy(update={"sampling": None, "temperature": 1.0})
         decoder = DecoderState(self.model.base, self._current(sentences).memory)
-        lengths = torch.tensor([len(sentence.example.source) for sentence in sentences])
-        positions = self.base.members[0].card.model.max_positions
-        max_lengths = longest(best, lengths.to(self.base.device), positions)
-        found = beam_search(decoder, max_lengths, best, nbest=1)
+        lengths = [len(sentence.example.source) for sentence in sentences]
+        found = beam_search(decoder, self.base.max_lengths(lengths, best), best, nbest=1)
         for sentence, nbest_list in zip(sentences, found, strict=True):
             sentence.draft = nbest_list[0].ids
 

@@ -56,7 +56,8 @@ def load(
         )
     if ensemble:
         raise UserError("a context-aware model cannot be part of an ensemble")
-    folder, card, network = load_network(Path(run))
+    folder, (card,) = model_folder(Path(run)), cards
+    network = load_network(folder, card)
     if encoder is not None and card.fusion is None:
         raise UserError(f"{run} is on a plain model: it reads no encoder {encoder!r}")
     base = network.base if isinstance(network, ContextModel) else network
@@ -67,7 +68,7 @@ def load(
     pack_linears(network, place)
     if isinstance(network, ContextModel):
         return DocumentLineTranslator(ContextSystem(network, member, place))
-    config = context_of(card)
+    config = context_of(card, folder)
     assert isinstance(config, ConcatenationConfig)
     return DocumentLineTranslator(ConcatenatedSystem(member, config, place))
 

@@ -215,6 +215,11 @@ def test_an_unknown_key_is_answered_with_the_nearest(
             "layers=2",
             "context.model is missing; it is 'layerwise', 'cadec', 'zhang' or 'concatenation'",
         ),
+        (
+            'modle="zhang"',
+            "context.model is missing (did you mean it by 'modle'?); it is 'layerwise', 'cadec', "
+            "'zhang' or 'concatenation'",
+        ),
     ],
 )
 def test_keys_of_a_section_of_several_kinds(recipe: Path, values: str, message: str) -> None:

@@ -256,7 +256,9 @@ def test_subwords_that_are_not_shared_are_two(make: Make, tmp_path: Path) -> Non
 
 
 def test_a_size_that_does_not_fit_names_no_temporary_file(make: Make, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"size is 9000, but the text in train\.en, train\.de allows"):
+    with pytest.raises(
+        UserError, match=r"size is 9000, but the text in train\.en, train\.de allows"
+    ):
         prepare(make(sections={"subwords": {"size": 9000}}), tmp_path / "data")
 
 

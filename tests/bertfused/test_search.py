@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from bertfused.search import (
     line_seeds,
     longest,
     sample,
+    sampled_candidates,
 )
 from tests.toy_decoder import ToyDecoder, toy_logits
 
@@ -353,6 +355,22 @@ def test_a_sample_goes_on_from_itself() -> None:
         expected = logits[3:].softmax(0).tolist()
         counts = np.bincount(second, minlength=6)[3:].tolist()
         assert chi_square(counts, expected) <= 13.82
+
+
+@pytest.mark.parametrize("options", [{"top_k": 5, "top_p": None}, {"top_k": None, "top_p": 0.9}])
+def test_tokens_of_almost_equal_weight_do_not_change_places(options: dict[str, Any]) -> None:
+    """Rounding in another batch may swap their order, but not what is drawn."""
+    probabilities = [0, 0, 0.1, 0.1, 0.2, 0.2, 0.2, 0.2]
+    uniforms = torch.linspace(0, 0.999, 400, dtype=torch.float64)[None]
+    drawn = []
+    for heavier in (4, 5, 6, 7):
+        weights = torch.tensor(probabilities)
+        weights[heavier] += 1e-7
+        found = sampled_candidates(
+            weights.log()[None, None], torch.zeros(1, 1), uniforms, **options
+        )
+        drawn.append(found.tokens)
+    assert all((own != drawn[0]).sum() <= 1 for own in drawn)  # at a boundary, as 1e-7 moved it
 
 
 def test_a_nucleus_wider_than_the_first_look() -> None:

@@ -189,7 +189,7 @@ def test_a_damaged_description_is_named(run: Path, tmp_path: Path, context: str)
     found = json.loads(card.read_text())
     card.write_text(json.dumps({**found, "context": json.loads(context)}))
     said = fail("docnmt translate", copy, "--input", write_lines(tmp_path / "a", ["a"]))
-    assert said.startswith("the model's card is damaged: context")
+    assert said.startswith(f"{card} is damaged: context")
 
 
 def test_contrastive_accuracy_is_counted(run: Path, tmp_path: Path) -> None:
@@ -350,6 +350,24 @@ def test_a_base_is_taken_over_where_the_recipe_has_none(work: Path, tmp_path: Pa
     succeed(*line, run, "--set", "train.max_steps=1", "--resume")
 
 
+@pytest.mark.parametrize("kind", ["layerwise", "2-to-1"])
+def test_documents_that_data_were_not_made_of_are_refused(
+    work: Path, tmp_path: Path, kind: str
+) -> None:
+    assert refused(work, tmp_path, kind, {"documents": {"previous": 0, "format": "d"}}) == (
+        f"documents.format is 'd', but {work / 'data'} was prepared with 'blank'"
+    )
+
+
+def test_a_tag_of_another_format_is_told_of(work: Path, tmp_path: Path) -> None:
+    """It is a sentence of this model, whose documents end at blank lines."""
+    path = write_lines(tmp_path / "a", ["old dog", "", " <d>", "bird", "<d>"])
+    ran = succeed("docnmt translate", work / "base", "--input", path)
+    assert len(ran.out.decode().splitlines()) == 5
+    assert ran.err.count("is '<d>', which is translated: blank lines separate") == 1
+    assert "line 3 is '<d>'" in ran.err
+
+
 def test_fusion_that_the_base_has_not_is_refused(work: Path, tmp_path: Path, bert: Path) -> None:
     fusion = {"fusion": {"encoder": str(bert)}}
     assert refused(work, tmp_path, "layerwise", fusion) == (
@@ -490,6 +508,6 @@ def test_the_console_says_what_it_trains(work: Path, tmp_path: Path) -> None:
     said = command(*line, tmp_path / "run", "--set", "train.max_steps=1").err
     assert "warm start from" in said
     assert "started fresh: " in said
-    assert "source_layers.*.self_attention (" in said
+    assert "weighting.weights" in said
     assert " more are frozen) on " in said
     assert "context.model = 'layerwise'" in (tmp_path / "run" / "report.md").read_text()

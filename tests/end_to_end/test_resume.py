@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from bertfused.checkpoint import load_model, read_tensors
 from bertfused.run import RunFolder
@@ -228,6 +230,17 @@ def test_a_warm_start_is_resumed_with_the_same_start_only(small: Small) -> None:
     said = fail(*again, "--set", "train.max_steps=40", "--resume")
     expected = f"cannot resume {small.fused}: it was started with --init {small.plain}"
     assert said.startswith(expected)
+
+
+def test_a_checkpoint_of_another_model_is_named(
+    short: tuple[list[object], Path], tmp_path: Path
+) -> None:
+    train, run = short
+    copy = shutil.copytree(run, tmp_path / "run")
+    (path,) = copy.rglob("training.safetensors")
+    save_file({"weight.other": torch.zeros(1)}, path)
+    said = fail(*train, "--out", copy, "--resume")
+    assert said.startswith(f"{path} is of another model: it lacks weight.")
 
 
 @pytest.mark.parametrize("name", ["run.json", "training.json"])
