@@ -9,11 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from bertfused.commands import (
-    Encoder,
-    Lowercase,
     Mode,
-    Out,
-    Run,
     add_commands,
     load_translator,
     score_sentences,
@@ -22,6 +18,12 @@ from bertfused.commands import (
 from bertfused.config import Recipe
 from bertfused.console import Quiet, log_to_stderr, make_app, progress, run_app
 from bertfused.errors import UserError
+from bertfused.options import (
+    Encoder,
+    Lowercase,
+    Out,
+    Run,
+)
 from bertfused.text import read_lines
 
 if TYPE_CHECKING:

@@ -12,19 +12,21 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 import typer
 
 from bertfused.commands import (
-    BatchTokens,
-    ByPronouns,
-    Device,
-    Encoder,
-    EncoderPrecision,
     Mode,
-    Run,
     add_commands,
     pronoun_finder,
 )
 from bertfused.config import Corpus, Recipe
 from bertfused.console import Quiet, log_to_stderr, make_app, progress, run_app, warn_of
 from bertfused.errors import UserError
+from bertfused.options import (
+    BatchTokens,
+    ByPronouns,
+    Device,
+    Encoder,
+    EncoderPrecision,
+    Run,
+)
 from bertfused.text import make_folder, open_output, read_lines
 from docnmt.config import DocumentRecipe
 from docnmt.contrastive_formats import SetFormat, read_set

@@ -33,7 +33,7 @@ LAYERS = (
     {"translate", "training"},
     {"scoring", "run"},
     {"fit", "interop", "evaluation"},
-    {"console", "commands"},
+    {"console", "options", "commands"},
     {"cli", "__main__", "__init__"},
 )
 
@@ -120,7 +120,7 @@ def target_of(name: str, tree: Tree) -> str | None:
 
 
 def is_cli(module: Module) -> bool:
-    return module.name.rpartition(".")[2] in {"cli", "__main__", "console", "commands"}
+    return module.name.rpartition(".")[2] in {"cli", "__main__", "console", "options", "commands"}
 
 
 def layer_of(name: str) -> int | None:
