@@ -293,7 +293,7 @@ def test_a_function_preserving_start_is_near_the_base() -> None:
             for last in (layer.self_attention.out_proj, layer.ffn.down):
                 assert bool(last.weight.any()) == (start == "random")
             for attention in layer.attentions:
-                assert attention.gate.gate.bias.tolist() == [2.0] * 8
+                assert attention.gate.gate.bias.tolist() == [4.0] * 8
         own = two_in_context(model)
         difference = logits(model, own) - model.base.output(own.current.hidden)
         distances.append(float(difference.abs().mean()))
