@@ -284,7 +284,7 @@ def draw_layers(pyplot: Any, found: dict[str, list[dict[str, Any]]]) -> Any:
     axes.axhline(1 / len(layers), color="gray", linewidth=0.8, linestyle="--")
     axes.set_xticks(list(layers), ["embeddings", *(f"layer {layer}" for layer in layers[1:])])
     axes.set_ylabel("share")
-    axes.legend()
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=len(runs), frameon=False)
     return figure
 
 
