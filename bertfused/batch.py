@@ -136,6 +136,43 @@ def _add_bert(batch: Batch, examples: Sequence[Example], bert_ids: BertIds) -> B
     return batch
 
 
+@dataclass(frozen=True)
+class Corpora:
+    """Corpora whose examples stand one after the other.
+
+    Args:
+        sizes: Examples of each.
+        weights: How often an epoch passes through each.
+    """
+
+    sizes: Sequence[int]
+    weights: Sequence[float]
+
+    def epoch(self, generator: np.random.Generator) -> NDArray[np.int64]:
+        """Draw the numbers of an epoch's examples, in order: all of a corpus once or several times.
+
+        Of a fraction of a passage a random part is drawn, rounded to whole examples.
+        """
+        numbers, start = [np.empty(0, dtype=np.int64)], 0
+        for size, weight in zip(self.sizes, self.weights, strict=True):
+            whole, rest = divmod(round(weight * size), max(size, 1))
+            drawn = generator.permutation(size)[:rest]
+            passed = np.concatenate([np.repeat(np.arange(size), whole), drawn])
+            numbers.append(start + np.sort(passed))
+            start += size
+        return np.concatenate(numbers)
+
+    def of_groups(self, starts: Sequence[int]) -> "Corpora":
+        """Count groups of examples, such as documents, in place of examples.
+
+        Args:
+            starts: The first example of each.
+        """
+        ends = np.cumsum(self.sizes)
+        corpus = np.searchsorted(ends, np.asarray(starts, dtype=np.int64), side="right")
+        return Corpora(np.bincount(corpus, minlength=len(ends)).tolist(), self.weights)
+
+
 def token_batches(
     lengths: Sequence[NDArray[np.integer]],
     batch_tokens: int,
@@ -180,6 +217,20 @@ def token_batches(
     if generator is not None:
         generator.shuffle(batches)
     return batches
+
+
+def drawn_batches(
+    lengths: Sequence[NDArray[np.integer]],
+    batch_tokens: int,
+    generator: np.random.Generator | None,
+    corpora: Corpora | None,
+) -> list[NDArray[np.int64]]:
+    """Group the examples of an epoch as `token_batches` does, each corpus by its weight."""
+    if generator is None or corpora is None:
+        return token_batches(lengths, batch_tokens, generator=generator)
+    numbers = corpora.epoch(generator)
+    drawn = [stream[numbers] for stream in lengths]
+    return [numbers[batch] for batch in token_batches(drawn, batch_tokens, generator=generator)]
 
 
 def padding_share(batches: Iterator[NDArray[np.int64]], lengths: NDArray[np.integer]) -> float:

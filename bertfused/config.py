@@ -20,6 +20,7 @@ Order = Literal["parallel", "bert-first", "encoder-first"]
 Precision = Literal["auto", "fp32", "bf16"]
 InferencePrecision = Literal["fp32", "bf16"]
 Decay = Annotated[float, Field(ge=0, lt=1)]
+Tag = Annotated[str, Field(pattern=r"^\S+$")]
 
 # What search.sampling may be.
 SAMPLING = r"full|topk:(?P<k>[1-9]\d*)|nucleus:(?P<p>0?\.\d*[1-9]\d*|1(\.0*)?)"
@@ -38,6 +39,15 @@ class Corpus(Section):
     target: Path = Field(description="Target file, line i of which translates line i.")
     docids: Path | None = Field(None, description="File with one document id a line.")
     name: str | None = Field(None, description="Name of a test set.")
+    weight: float = Field(
+        1.0,
+        gt=0,
+        description="How often an epoch of training passes through it; of a fraction, a random "
+        "part is drawn each epoch.",
+    )
+    tag: str | None = Field(
+        None, description="One of subwords.tags, put before each source sentence in training."
+    )
 
 
 class DataConfig(Section):
@@ -67,6 +77,13 @@ class DataConfig(Section):
             raise ValueError("a test set cannot be named 'train' or 'dev'")
         return self
 
+    @model_validator(mode="after")
+    def _only_training_corpora_are_weighed(self) -> "DataConfig":
+        for corpus in (self.dev, *self.test):
+            if corpus.weight != 1 or corpus.tag is not None:
+                raise ValueError("only corpora of data.train have a weight or a tag")
+        return self
+
 
 class SubwordsConfig(Section):
     """The subwords, [subwords] in a recipe."""
@@ -78,6 +95,11 @@ class SubwordsConfig(Section):
         8000, ge=1, description="Vocabulary size (sentencepiece) or merges (bpe); unused for words."
     )
     shared: bool = Field(True, description="One model and one dictionary for both languages.")
+    tags: tuple[Tag, ...] = Field(
+        (),
+        description="Symbols for the tags of corpora, e.g. '<BT>': no text gives them and no "
+        "translation has them.",
+    )
     reuse: Path | None = Field(
         None, description="DATA or model folder whose subwords and dictionaries are used as is."
     )

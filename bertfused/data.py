@@ -61,6 +61,7 @@ class SplitReport(Section):
     file: str = Field(description="The split's name on disk: train, valid, test, test1, ...")
     records: int = Field(0, description="Pairs read.")
     kept: int = Field(0, description="Pairs stored.")
+    corpora: tuple[int, ...] = Field((), description="Of these, of each corpus, in their order.")
     empty: int = Field(0, description="Pairs with a side that has no text.")
     long: int = Field(0, description="Other pairs with more than data.max_tokens tokens a side.")
     unbalanced: int = Field(0, description="Other pairs beyond data.max_ratio.")
@@ -94,6 +95,7 @@ class PrepareReport(Section):
     max_tokens: int = Field(description="As in data.max_tokens.")
     max_ratio: float | None = Field(None, description="As in data.max_ratio.")
     subwords: dict[str, Any] = Field(description="How they were learned, or what was reused.")
+    tags: dict[str, str] = Field({}, description="By the numbers of the training corpora.")
     documents: dict[str, Any] | None = Field(
         None, description="How the encoder's context was formed; absent where it had none."
     )

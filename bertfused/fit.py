@@ -18,7 +18,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from bertfused import __version__
-from bertfused.batch import Example, token_batches
+from bertfused.batch import Corpora, Example, drawn_batches
 from bertfused.checkpoint import (
     FINETUNED,
     WEIGHTS,
@@ -63,11 +63,18 @@ _CPU = torch.device("cpu")
 
 
 class Examples:
-    """A split as the training loop reads it, with cached encoder states where they exist."""
+    """A split as the training loop reads it, with cached encoder states where they exist.
 
-    def __init__(self, split: Split, cache: FeatureCache | None) -> None:
+    Args:
+        corpora: What it consists of, if some of it is passed through more often than the rest.
+    """
+
+    def __init__(
+        self, split: Split, cache: FeatureCache | None, corpora: Corpora | None = None
+    ) -> None:
         self._split = split
         self._cache = cache
+        self.corpora = corpora
         self.lengths: Sequence[NDArray[np.integer[Any]]] = split.lengths
 
     def __len__(self) -> int:
@@ -76,7 +83,7 @@ class Examples:
     def batches(
         self, batch_tokens: int, generator: np.random.Generator | None = None
     ) -> list[NDArray[np.int64]]:
-        return token_batches(self.lengths, batch_tokens, generator=generator)
+        return drawn_batches(self.lengths, batch_tokens, generator, self.corpora)
 
     def __getitem__(self, i: int) -> Example:
         split = self._split
@@ -127,7 +134,7 @@ def set_up(recipe: Recipe, data: DataFolder, init: Path | None, device: torch.de
         trainer,
         card,
         start,
-        examples(data, "train", module.encoder),
+        examples(data, "train", module.encoder, weights_of(recipe)),
         examples(data, "dev", module.encoder),
         Translator([member], device),
     )
@@ -245,7 +252,7 @@ def _check_finetuned(init: Path, fusion: FusionConfig | None) -> None:
 def check_subwords(recipe: Recipe, data: DataFolder) -> None:
     """Refuse a recipe that asks for other subwords than the data were made with."""
     made = {} if data.report is None else data.report.subwords
-    asked = recipe.subwords.model_dump(exclude_unset=True)
+    asked = recipe.subwords.model_dump(mode="json", exclude_unset=True)
     if made.get("kind") == "words":
         asked.pop("size", None)  # unused there
     for key in made.keys() & asked.keys():
@@ -455,15 +462,38 @@ def _report(session: Session, state: TrainState) -> str:
     return "\n".join([*lines, *(["", f"BLEU: {signature}"] if signature else []), ""])
 
 
-def examples(data: DataFolder, name: str, encoder: PretrainedEncoder | None) -> Examples:
+def weights_of(recipe: Recipe) -> list[float]:
+    """Return how often an epoch passes through each training corpus."""
+    return [corpus.weight for corpus in recipe.data.train]
+
+
+def examples(
+    data: DataFolder,
+    name: str,
+    encoder: PretrainedEncoder | None,
+    weights: Sequence[float] = (),
+) -> Examples:
     """Open a split for training or validation, with its feature cache if there is one.
 
+    Args:
+        weights: How often an epoch passes through each corpus of the split; once if not given.
+
     Raises:
-        UserError: If the encoder's ids are missing or were made by another tokenizer.
+        UserError: If the encoder's ids are missing or were made by another tokenizer, or there are
+            weights of other corpora than the split has.
     """
     split = data.split(name)
+    corpora = None
+    if any(weight != 1 for weight in weights):
+        sizes = data.report.splits[name].corpora if data.report is not None else ()
+        if len(sizes) != len(weights):
+            raise UserError(
+                f"the recipe gives weights to {len(weights)} corpora, but {data.path} says how "
+                f"large each is of {len(sizes)}; prepare it anew"
+            )
+        corpora = Corpora(sizes, weights)
     if encoder is None:
-        return Examples(replace(split, bert=None), None)
+        return Examples(replace(split, bert=None), None, corpora)
     if split.bert is None:
         raise UserError(
             f"{data.path} holds no ids for a pretrained encoder; prepare it with a [fusion] section"
@@ -479,7 +509,7 @@ def examples(data: DataFolder, name: str, encoder: PretrainedEncoder | None) -> 
         raise UserError(
             f"the feature cache of {split.prefix} has {len(cache):,} examples, not {len(split):,}"
         )
-    return Examples(split, cache)
+    return Examples(split, cache, corpora)
 
 
 def _card(recipe: Recipe, data: DataFolder, encoder: PretrainedEncoder | None) -> ModelCard:

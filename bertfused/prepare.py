@@ -67,13 +67,15 @@ class ParallelLine(NamedTuple):
     """A sentence, its translation, and what came before it.
 
     ``context`` is the source sentences given to the pretrained encoder along with this one, the
-    oldest first; ``document`` is the name of the document it stands in.
+    oldest first; ``document`` is the name of the document it stands in, ``corpus`` the number of
+    its corpus among those of its split.
     """
 
     source: str
     target: str
     context: tuple[str, ...] = ()
     document: str | None = None
+    corpus: int = 0
 
 
 @runtime_checkable
@@ -285,13 +287,23 @@ def _plan(
     if reused is not None:
         subwords = {"reused": [tokenizer.sha256 for tokenizer in reused]}
     else:
-        subwords = recipe.subwords.model_dump(include={"kind", "size", "shared"})
+        names = {"kind", "size", "shared", *(["tags"] if recipe.subwords.tags else [])}
+        subwords = recipe.subwords.model_dump(mode="json", include=names)
+    tags = {str(i): corpus.tag for i, corpus in enumerate(data.train) if corpus.tag is not None}
+    known = recipe.subwords.tags if reused is None else reused[0].vocabulary.tags
+    for number, tag in tags.items():
+        if tag not in known:
+            raise UserError(
+                f"data.train.{number}: {tag!r} is no tag of the dictionary; name it in "
+                "subwords.tags when the dictionary is made"
+            )
     return PrepareReport(
         source=data.source,
         target=data.target,
         max_tokens=data.max_tokens,
         max_ratio=data.max_ratio,
         subwords=subwords,
+        tags=tags,
         documents=None if documents is None else _as_toml(documents),
         encoder=encoder,
         files=tuple(_input_files(data)),
@@ -387,6 +399,7 @@ def _learn_subwords(
             None if config.kind == "words" else config.size,
             out,
             shared=config.shared,
+            tags=config.tags,
         )
     except UserError as error:
         raise UserError(str(error).replace(f"{folder}/", "")) from error
@@ -412,10 +425,10 @@ def _parallel_lines(
     """Read the corpora of a split one after the other."""
     for number, corpus in enumerate(split.corpora):
         for line in reader(corpus):
-            if line.document is None or len(split.corpora) == 1:
-                yield line
-            else:  # two corpora may both have a document "1"
-                yield line._replace(document=f"{number}/{line.document}")
+            document = line.document
+            if document is not None and len(split.corpora) > 1:
+                document = f"{number}/{document}"  # two corpora may both have a document "1"
+            yield line._replace(document=document, corpus=number)
 
 
 def _chunks(
@@ -442,6 +455,7 @@ def _write_split(
         stores += [(bert_prefix(prefix, languages), encoders.bert.vocabulary_size)]
     docids = Path(f"{prefix}.docids")
     counts: Counter[str] = Counter()
+    by_corpus = [0] * len(split.corpora)
     with ExitStack() as stack:
         writers = [stack.enter_context(IdStoreWriter(*store)) for store in stores]
         texts = [
@@ -455,9 +469,10 @@ def _write_split(
             for text, sentence in zip(texts, pair.line[:2], strict=False):
                 text.write_line(sentence)
             documents.write_line(pair.line.document or "")
+            by_corpus[pair.line.corpus] += 1
     if not counts["documents"]:
         docids.unlink()
-    report = SplitReport.model_validate({"file": split.file, **counts})
+    report = SplitReport.model_validate({"file": split.file, "corpora": by_corpus, **counts})
     _check(split, report, data)
     return report
 
@@ -487,14 +502,21 @@ def _encode(
         counts["wordpieces"] += sum(len(input.ids) for input in inputs)
         counts["cut_wordpieces"] += sum(input.truncated for input in inputs)
     counts["kept"] += len(kept)
+    tags = _tags(split, encoders.source.vocabulary)
     for i, (line, source, target) in enumerate(kept):
         counts["documents"] += line.document is not None
         counts["source_tokens"] += len(source)
         counts["target_tokens"] += len(target)
         counts["source_unknown"] += source.count(Vocabulary.unk)
         counts["target_unknown"] += target.count(Vocabulary.unk)
-        ids = [[*source, Vocabulary.eos], [*target, Vocabulary.eos]]
+        ids = [[*tags[line.corpus], *source, Vocabulary.eos], [*target, Vocabulary.eos]]
         yield _Pair(line, ids if encoders.bert is None else [*ids, inputs[i].ids])
+
+
+def _tags(split: _Split, vocabulary: Vocabulary) -> list[list[int]]:
+    """Return what begins the source sentences of each corpus."""
+    tags = [corpus.tag for corpus in split.corpora]
+    return [[] if tag is None else [vocabulary.tags[tag]] for tag in tags]
 
 
 def _text(line: str) -> str:

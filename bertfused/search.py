@@ -59,13 +59,19 @@ class StatefulDecoder(Decoder, Protocol):
 
 @dataclass(frozen=True)
 class SpecialIds:
-    """Token numbers with a meaning; ``start`` is what the decoder is fed first (fairseq: EOS)."""
+    """Token numbers with a meaning.
+
+    Attributes:
+        start: What the decoder is fed first (fairseq: EOS).
+        never: Others that no translation has.
+    """
 
     bos: int = 0
     pad: int = 1
     eos: int = 2
     unk: int = 3
     start: int = 2
+    never: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -357,6 +363,8 @@ class _Rules:
         allowed = log_probs[rows, :, only] if len(rows) else None
         log_probs[:, :, special.pad] = -math.inf
         log_probs[:, :, special.bos] = -math.inf
+        if special.never:
+            log_probs[:, :, special.never] = -math.inf
         begun = self.begun[sentences]
         if step < self.last_begun + self.config.min_length:
             is_short = step - begun < self.config.min_length

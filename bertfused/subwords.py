@@ -204,6 +204,7 @@ class Tokenizer:
         self.subwords = subwords
         self.vocabulary = vocabulary
         self._encode = subwords.encoder(vocabulary)
+        self._tags = frozenset(vocabulary.tags.values())
 
     def encode(self, line: str) -> list[int]:
         """Return the numbers of a line, without an end symbol. No text gives a special one."""
@@ -214,7 +215,7 @@ class Tokenizer:
         return self._encode(lines)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of numbers; unknown ones print `UNKNOWN`, other special ones nothing."""
+        """Return the text of numbers; unknown ones print `UNKNOWN`, special ones, tags nothing."""
         return self.subwords.join(self._printed(ids))
 
     @property
@@ -237,7 +238,7 @@ class Tokenizer:
         for id in ids:
             if id == self.vocabulary.unk:
                 yield UNKNOWN
-            elif id > self.vocabulary.unk:
+            elif id > self.vocabulary.unk and id not in self._tags:
                 yield self.vocabulary.symbols[id]
 
 
@@ -284,6 +285,7 @@ def train_subwords(
     folder: Path,
     *,
     shared: bool = True,
+    tags: Sequence[str] = (),
 ) -> dict[str, Tokenizer]:
     """Learn subwords and dictionaries, and save them.
 
@@ -296,16 +298,17 @@ def train_subwords(
             merges; words: entries at most, None for all words of the text.
         folder: An existing folder.
         shared: Learn one model from all languages together; else one for each.
+        tags: Added to the dictionaries, beyond the size.
 
     Raises:
-        UserError: If the size does not suit the text.
+        UserError: If the size does not suit the text, or a tag is a symbol of it.
     """
     groups = [list(files)] if shared else [[language] for language in files]
     tokenizers = {}
     for languages in groups:
         texts = [path for language in languages for path in files[language]]
         subwords = _learn(kind, texts, size)
-        vocabulary = build_vocabulary(subwords, texts, size if kind == "words" else None)
+        vocabulary = build_vocabulary(subwords, texts, size if kind == "words" else None, tags)
         for language in languages:
             tokenizers[language] = Tokenizer(subwords, vocabulary)
             tokenizers[language].save(folder, language)
@@ -313,14 +316,16 @@ def train_subwords(
 
 
 def build_vocabulary(
-    subwords: Subwords, texts: Sequence[Path], size: int | None = None
+    subwords: Subwords, texts: Sequence[Path], size: int | None = None, tags: Sequence[str] = ()
 ) -> Vocabulary:
     """Count the symbols of texts.
 
     Args:
         subwords: How to split.
         texts: Files to count in.
-        size: Entries at most, the special symbols included, the most frequent first.
+        size: Entries at most, the special symbols included and the tags not, the most frequent
+            first.
+        tags: Symbols that no text gives.
     """
     counts = Counter(dict.fromkeys(subwords.known_symbols(), 0))
     for path in texts:
@@ -329,7 +334,7 @@ def build_vocabulary(
     if size is not None:
         ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
         counts = Counter(dict(ordered[: max(0, size - 4)]))
-    return Vocabulary.from_counts(counts)
+    return Vocabulary.from_counts(counts, tags=tags)
 
 
 def _learn(kind: Kind, texts: Sequence[Path], size: int | None) -> Subwords:

@@ -25,6 +25,7 @@ from bertfused.search import (
     Decoder,
     Ensemble,
     Hypothesis,
+    SpecialIds,
     StatesOf,
     beam_search,
     line_seeds,
@@ -364,6 +365,11 @@ class Translator:
             return None
         return [self.members[0].target.encode(prefix or "") for prefix in prefixes]
 
+    @property
+    def special_ids(self) -> SpecialIds:
+        """What the search must know of the target vocabulary."""
+        return SpecialIds(never=tuple(self.members[0].target.vocabulary.tags.values()))
+
     def max_lengths(
         self, source_lengths: Sequence[int], search: SearchConfig
     ) -> Int[Tensor, " batch"]:
@@ -405,6 +411,7 @@ class Translator:
                 num_samples=nbest,
                 prefixes=prefixes,
                 begun=begun,
+                special=self.special_ids,
                 states_of=states_of,
             )
         else:
@@ -415,6 +422,7 @@ class Translator:
                 nbest=nbest,
                 prefixes=prefixes,
                 begun=begun,
+                special=self.special_ids,
                 states_of=states_of,
             )
         cut = sum(

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from bertfused.errors import UserError
@@ -10,21 +10,24 @@ from bertfused.text import read_lines, replace_file
 
 _SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
 _OVERWRITE = "#fairseq:overwrite"
+_TAG = -1  # the count of a tag
 
 
 class Vocabulary:
     """Symbols numbered as fairseq numbers them: four special ones, then the lines of the file.
 
     The special symbols are found by number only. Text that reads ``</s>`` is an ordinary symbol:
-    unknown, unless the dictionary has a line for it.
+    unknown, unless the dictionary has a line for it. Tags, which mark the corpus a sentence is of,
+    are found by `tags` only; in the file their count is -1.
 
     Args:
         symbols: The ordinary symbols; the first gets number 4.
-        counts: How often each occurs in the training text.
+        counts: How often each occurs in the training text; -1 makes it a tag.
 
     Attributes:
         symbols: All symbols by number, special ones included.
         counts: The counts beside them; 0 for special symbols.
+        tags: Numbers of the tags.
 
     Example:
         >>> v = Vocabulary(["the", "cat"], [7, 2])
@@ -42,6 +45,10 @@ class Vocabulary:
         self.counts = (0,) * len(_SPECIALS) + ordinary_counts
         # Of a symbol that occurs twice the later number counts, as in fairseq.
         self._ids = {symbol: id for id, symbol in enumerate(ordinary, start=len(_SPECIALS))}
+        names = [
+            symbol for symbol, count in zip(ordinary, ordinary_counts, strict=True) if count == _TAG
+        ]
+        self.tags = {name: self._ids.pop(name) for name in names}
 
     def __len__(self) -> int:
         return len(self.symbols)
@@ -59,14 +66,24 @@ class Vocabulary:
         return self._ids.get(symbol, self.unk)
 
     @classmethod
-    def from_counts(cls, counts: Counter[str], pad_to: int = 8) -> "Vocabulary":
+    def from_counts(
+        cls, counts: Counter[str], pad_to: int = 8, tags: Sequence[str] = ()
+    ) -> "Vocabulary":
         """Order symbols by falling count, then by code point, and pad with unused ones.
 
         Args:
             counts: Symbols of the training text; a count of 0 keeps a symbol.
             pad_to: The total, special symbols included, becomes a multiple of this.
+            tags: Follow the symbols of the text.
+
+        Raises:
+            UserError: If a tag is a symbol of the text, or special.
         """
+        for tag in tags:
+            if tag in counts or tag in _SPECIALS:
+                raise UserError(f"{tag!r} cannot be a tag: it is a symbol of the text or special")
         ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+        ordered += [(tag, _TAG) for tag in tags]
         symbols = [symbol for symbol, _ in ordered]
         missing = -(len(_SPECIALS) + len(symbols)) % pad_to
         number = 0

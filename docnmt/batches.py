@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from bertfused.batch import Batch, BertIds, Example, collate, token_batches
+from bertfused.batch import Batch, BertIds, Corpora, Example, collate, token_batches
 from bertfused.fit import Examples
 from bertfused.pretrained import PretrainedEncoder
 from docnmt.cadec import MakeDraft
@@ -200,12 +200,18 @@ class DocumentExamples:
         self._documents = [
             np.arange(start, end, dtype=np.int64) for start, end in pairwise([*starts, len(docids)])
         ]
+        self._corpora = None if examples.corpora is None else examples.corpora.of_groups(starts)
         self._sentences = sentences
         sizes = [len(document) for document in self._documents]
         self._starts = np.repeat(np.array(starts, dtype=np.int64), sizes)
         self._is_blank = self.lengths[1] <= 1
         whole = np.concatenate([[0], np.cumsum(~self._is_blank)])  # before each sentence
         self._has_context = (whole[:-1] > whole[self._starts]) & (sentences > 0)
+
+    @property
+    def corpora(self) -> Corpora | None:
+        """What the split consists of, sentence by sentence."""
+        return self._examples.corpora
 
     def __len__(self) -> int:
         return len(self._examples)
@@ -238,7 +244,9 @@ class DocumentExamples:
         """
         documents = self._documents
         if generator is not None:
-            documents = [documents[i] for i in generator.permutation(len(documents))]
+            corpora = self._corpora
+            numbers = np.arange(len(documents)) if corpora is None else corpora.epoch(generator)
+            documents = [documents[i] for i in generator.permutation(numbers)]
         order = np.concatenate([np.empty(0, dtype=np.int64), *documents])
         if generator is not None and self._only_in_context:
             order = order[self._has_context[order]]

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bertfused.batch import Example, token_batches
+from bertfused.batch import Example, drawn_batches, token_batches
 from bertfused.config import SearchConfig
 from bertfused.scoring import PairScore, target_log_probs
 from bertfused.search import Hypothesis, normalised
@@ -62,7 +62,7 @@ class ConcatenatedExamples:
     def batches(
         self, batch_tokens: int, generator: np.random.Generator | None = None
     ) -> list[NDArray[np.int64]]:
-        return token_batches(self.lengths, batch_tokens, generator=generator)
+        return drawn_batches(self.lengths, batch_tokens, generator, self._documents.corpora)
 
 
 class ConcatenatedSystem:

@@ -25,6 +25,7 @@ from bertfused.fit import (
     check_dictionaries,
     check_subwords,
     examples,
+    weights_of,
 )
 from bertfused.fit import set_up as set_up_sentences
 from bertfused.loss import Loss, cross_entropy
@@ -158,7 +159,9 @@ def _set_up_on_base(
         precision=choose_precision(recipe.train.precision, device),
     )
     training, dev = (
-        _document_examples(data, name, encoder, config.sentences, only_in_context=name == "train")
+        _document_examples(
+            recipe, data, name, encoder, config.sentences, only_in_context=name == "train"
+        )
         for name in ("train", "dev")
     )
     member = Member(card, model.base, *data.tokenizers(), encoder)
@@ -205,7 +208,9 @@ def _set_up_concatenation(
     )
     training, dev = (
         ConcatenatedExamples(
-            _document_examples(data, name, None, config.sentences), config, card.model.max_positions
+            _document_examples(recipe, data, name, None, config.sentences),
+            config,
+            card.model.max_positions,
         )
         for name in ("train", "dev")
     )
@@ -286,6 +291,7 @@ def _checked_bert_previous(data: DataFolder, base: ModelCard) -> int:
 
 
 def _document_examples(
+    recipe: DocumentRecipe,
     data: DataFolder,
     name: str,
     encoder: PretrainedEncoder | None,
@@ -296,9 +302,9 @@ def _document_examples(
     docids = data.split(name).docids
     if docids is None:
         raise UserError(f"the {name} set of {data.path} has no documents; prepare it with docnmt")
-    found = DocumentExamples(
-        examples(data, name, encoder), docids, sentences, only_in_context=only_in_context
-    )
+    weights = weights_of(recipe) if name == "train" else ()
+    split = examples(data, name, encoder, weights)
+    found = DocumentExamples(split, docids, sentences, only_in_context=only_in_context)
     if name == "train" and not found.have_context:
         raise UserError(f"no sentence of {data.path} has a previous one in its document")
     return found

@@ -65,7 +65,8 @@ class ContextSystem:
         best = search.model_copy(update={"sampling": None, "temperature": 1.0})
         decoder = DecoderState(self.model.base, self._current(sentences).memory)
         lengths = [len(sentence.example.source) for sentence in sentences]
-        found = beam_search(decoder, self.base.max_lengths(lengths, best), best, nbest=1)
+        limits, special = self.base.max_lengths(lengths, best), self.base.special_ids
+        found = beam_search(decoder, limits, best, nbest=1, special=special)
         for sentence, nbest_list in zip(sentences, found, strict=True):
             sentence.draft = nbest_list[0].ids
 

@@ -8,7 +8,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bertfused import batch as module
-from bertfused.batch import Batch, BertIds, Example, collate, pad_ids, padding_share, token_batches
+from bertfused.batch import (
+    Batch,
+    BertIds,
+    Corpora,
+    Example,
+    collate,
+    drawn_batches,
+    pad_ids,
+    padding_share,
+    token_batches,
+)
 
 T, F = True, False
 Ids = NDArray[np.int64]
@@ -204,3 +214,34 @@ def test_the_longer_side_counts() -> None:
 
 def test_no_examples_give_no_batches() -> None:
     assert token_batches([np.array([], dtype=np.int64)], 10) == []
+
+
+# Corpora
+
+
+def test_an_epoch_passes_through_each_corpus_by_its_weight() -> None:
+    corpora = Corpora([3, 2, 4, 0], [2.0, 1.0, 0.5, 3.0])
+    parts = []
+    for seed in range(20):
+        epoch = corpora.epoch(np.random.default_rng(seed)).tolist()
+        assert epoch[:8] == [0, 0, 1, 1, 2, 2, 3, 4]
+        assert len(set(epoch[8:])) == 2
+        parts += epoch[8:]
+    assert set(parts) == {5, 6, 7, 8}  # another half in every epoch
+    assert len(Corpora([100], [1.25]).epoch(np.random.default_rng(1))) == 125
+
+
+def test_batches_of_weighed_corpora() -> None:
+    lengths = [np.array([3, 5, 4]), np.array([3, 3, 3])]
+    corpora = Corpora([1, 2], [3.0, 1.0])
+    batches = drawn_batches(lengths, 8, np.random.default_rng(1), corpora)
+    assert sorted(np.concatenate(batches).tolist()) == [0, 0, 0, 1, 2]
+    assert all(len(batch) * max(lengths[0][batch]) <= 8 for batch in batches)
+    in_order = drawn_batches(lengths, 8, None, corpora)
+    assert sorted(np.concatenate(in_order).tolist()) == [0, 1, 2]
+
+
+def test_groups_are_counted_in_the_corpus_in_which_they_begin() -> None:
+    assert Corpora([3, 0, 2], [1.0, 2.0, 3.0]).of_groups([0, 1, 3]) == Corpora(
+        [2, 0, 1], [1.0, 2.0, 3.0]
+    )

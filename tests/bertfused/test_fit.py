@@ -2,6 +2,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -9,8 +10,9 @@ from bertfused.checkpoint import load_card, load_model, model_tensors, write_car
 from bertfused.config import Recipe
 from bertfused.data import DataFolder
 from bertfused.errors import UserError
-from bertfused.fit import Validation, build_trainer, set_up
+from bertfused.fit import Validation, build_trainer, examples, set_up
 from bertfused.metrics import Score
+from bertfused.prepare import prepare
 from bertfused.subwords import Tokenizer, Words
 from bertfused.vocab import Vocabulary
 from tests.tiny_run import TINY, make_run
@@ -93,3 +95,22 @@ def test_equal_seeds_build_equal_models(tmp_path: Path) -> None:
     theirs = model_tensors(second.module.model)
     for name, tensor in model_tensors(first.module.model).items():
         assert torch.equal(tensor, theirs[name])
+
+
+def test_a_corpus_is_passed_through_by_its_weight(tmp_path: Path) -> None:
+    """In the recipe of the training: the same DATA serves for any weights."""
+    (tmp_path / "a").write_text("a\nb\nc\nd\n")
+    (tmp_path / "b").write_text("x\n\ny\nz\n")
+    files = {"source": tmp_path / "a", "target": tmp_path / "b"}
+    own = recipe().model_dump(exclude_unset=True)
+    own["data"] |= {"train": [files, {**files, "weight": 2.5}], "dev": files}
+    weighed = Recipe.model_validate({**own, "subwords": {"kind": "words", "tags": ["<BT>"]}})
+    prepare(weighed, tmp_path / "data")
+    data = DataFolder.open(tmp_path / "data")
+    training = set_up(weighed, data, None, torch.device("cpu")).train
+    numbers = np.concatenate(training.batches(100, np.random.default_rng(1))).tolist()
+    assert [numbers.count(i) for i in range(3)] == [1, 1, 1]
+    assert sum(numbers.count(i) for i in range(3, 6)) == 8  # 7.5, rounded to even
+    assert len(np.concatenate(training.batches(100))) == 6
+    with pytest.raises(UserError, match=r"weights to 3 corpora, but .* how large each is of 2"):
+        examples(data, "train", None, [1.0, 2.0, 3.0])

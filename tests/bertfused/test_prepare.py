@@ -550,3 +550,50 @@ def test_memory_does_not_grow_with_the_corpus(make: Make, tmp_path: Path) -> Non
     small, large = map(int, output.split())
     # In KiB: the additional 180,000 pairs have 3 million tokens.
     assert large - small < 4_000
+
+
+def test_each_corpus_has_its_tag_and_its_count(make: Make, tmp_path: Path) -> None:
+    """The synthetic corpus stands first here; the text's own "<BT>" stays what it was."""
+    for name, lines in (("more.en", ["b", "", "a"]), ("more.de", ["y", "x", "x y"])):
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
+    recipe = make(sections={"subwords": {"kind": "words", "tags": ["<BT>"]}})
+    more = Corpus(source=tmp_path / "more.en", target=tmp_path / "more.de", tag="<BT>")
+    data = recipe.data.model_copy(update={"train": (more, *recipe.data.train)})
+    tagged = recipe.model_copy(update={"data": data})
+    report = prepare(tagged, tmp_path / "data")
+    folder = DataFolder.open(tmp_path / "data")
+    source, _ = folder.tokenizers()
+    tag = source.vocabulary.tags["<BT>"]
+    starts = [int(ids[0]) == tag for ids in folder.split("train").source]
+    assert starts == [True, True, False, False, False]
+    assert all(tag not in ids for ids in folder.split("train").target)
+    assert texts(folder, "train") == [("b", "y"), ("a", "x y"), *TRAIN]
+    assert report.splits["train"].corpora == (2, 3)
+    assert report.tags == {"0": "<BT>"}
+    with pytest.raises(UserError, match="made from something else: tags"):
+        prepare(
+            recipe.model_copy(
+                update={
+                    "data": data.model_copy(
+                        update={
+                            "train": (more.model_copy(update={"tag": None}), *recipe.data.train)
+                        }
+                    )
+                }
+            ),
+            tmp_path / "data",
+        )
+
+
+def test_a_tag_that_the_dictionary_has_not_is_named(make: Make, tmp_path: Path) -> None:
+    recipe = make()
+    train = (recipe.data.train[0].model_copy(update={"tag": "<BT>"}),)
+    tagged = recipe.model_copy(update={"data": recipe.data.model_copy(update={"train": train})})
+    with pytest.raises(UserError, match=r"data\.train\.0: '<BT>' is no tag of the dictionary"):
+        prepare(tagged, tmp_path / "data")
+    assert not (tmp_path / "data").exists()
+    # Nor has one that is reused.
+    prepare(recipe, tmp_path / "plain")
+    subwords = recipe.subwords.model_copy(update={"reuse": tmp_path / "plain"})
+    with pytest.raises(UserError, match="no tag of the dictionary"):
+        prepare(tagged.model_copy(update={"subwords": subwords}), tmp_path / "data")

@@ -466,3 +466,20 @@ def test_gpu_and_cpu_find_the_same(options: dict[str, object]) -> None:
     for ours, theirs in zip(*found, strict=True):
         scores = [hypothesis.score for hypothesis in theirs]
         assert [hypothesis.score for hypothesis in ours] == pytest.approx(scores, abs=1e-4)
+
+
+def test_what_no_translation_has_is_not_even_sampled() -> None:
+    special = SpecialIds(never=(4, 3))
+    decoder = TableDecoder([0, 0, 0.1, 0.3, 0.5, 0.1])
+    found = beam_search(decoder, lengths(4), SearchConfig(beam_size=2), special=special)
+    drawn = sample(
+        decoder,
+        lengths(4),
+        SearchConfig(sampling="full"),
+        seeds=[1],
+        num_samples=50,
+        special=special,
+    )
+    assert {
+        id for (nbest) in (*found, *drawn) for hypothesis in nbest for id in hypothesis.ids
+    } == {2, 5}

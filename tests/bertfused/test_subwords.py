@@ -406,3 +406,16 @@ def test_real_text_survives(shared_data: Callable[[str], Path], tmp_path: Path) 
         assert isinstance(tokenizer.subwords, SentencePieces)
         lines = list(read_lines(files[language][0]))
         assert [tokenizer.decode(ids) for ids in tokenizer.encode_batch(lines)] == lines
+
+
+@pytest.mark.parametrize("kind", ["sentencepiece", "bpe", "words"])
+def test_text_never_gives_a_tag(files: dict[str, list[Path]], folder: Path, kind: Kind) -> None:
+    size = {"sentencepiece": 300, "bpe": 100, "words": None}[kind]
+    tokenizer = train_subwords(kind, files, size, folder, tags=["<BT>"])["en"]
+    tag = tokenizer.vocabulary.tags["<BT>"]
+    plain = train_subwords(kind, files, size, folder)["en"].vocabulary
+    assert plain.symbols[4 : 4 + 9] == tokenizer.vocabulary.symbols[4 : 4 + 9]
+    assert all(tag not in tokenizer.encode(line) for line in ("<BT>", "a <BT> b", "<BT>\u00a0"))
+    assert tokenizer.decode([tag, *tokenizer.encode("a")]) == tokenizer.decode(
+        tokenizer.encode("a")
+    )

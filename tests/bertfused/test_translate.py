@@ -459,3 +459,16 @@ def test_the_encoder_may_be_found_elsewhere(runs: Path, tmp_path: Path) -> None:
         Translator.load(tmp_path / "run")
     translator = Translator.load(tmp_path / "run", encoder=str(runs / "bert"), device="cpu")
     assert len(list(translator.translate(["w1"], SEARCH))) == 1
+
+
+def test_tags_are_never_in_a_translation(runs: Path) -> None:
+    translator = Translator.load(runs / "plain", device="cpu")
+    (first,) = translator.translate(["w1 w2 w3"])
+    produced = set(first.hypotheses[0].tokens)
+    assert produced
+    target = translator.members[0].target
+    counts = [-1 if symbol in produced else 1 for symbol in target.vocabulary.symbols[4:]]
+    tagged = Vocabulary(target.vocabulary.symbols[4:], counts)
+    translator.members[0].target = Tokenizer(Words(), tagged)
+    (second,) = translator.translate(["w1 w2 w3"], nbest=3)
+    assert not produced & {token for found in second.hypotheses for token in found.tokens}

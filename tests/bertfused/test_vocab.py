@@ -116,3 +116,19 @@ def test_dictionaries_of_fairseq_are_rebuilt_byte_for_byte(
         Vocabulary.from_counts(counts).save(tmp_path / "dict.txt")
         assert (tmp_path / "dict.txt").read_bytes() == path.read_bytes()
         assert v.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_tags_are_no_symbols_of_the_text(tmp_path: Path) -> None:
+    vocabulary = Vocabulary.from_counts(Counter({"a": 2, "b": 0}), tags=["<BT>", "<2ro>"])
+    assert vocabulary.symbols[4:] == ("a", "b", "<BT>", "<2ro>")
+    assert vocabulary.tags == {"<BT>": 6, "<2ro>": 7}
+    assert vocabulary.id_of("<BT>") == vocabulary.unk
+    vocabulary.save(tmp_path / "dict.txt")
+    assert (tmp_path / "dict.txt").read_text() == "a 2\nb 0\n<BT> -1\n<2ro> -1\n"
+    assert Vocabulary.load(tmp_path / "dict.txt").tags == vocabulary.tags
+
+
+@pytest.mark.parametrize("tag", ["a", "</s>"])
+def test_a_symbol_of_the_text_cannot_be_a_tag(tag: str) -> None:
+    with pytest.raises(UserError, match=f"{tag!r} cannot be a tag"):
+        Vocabulary.from_counts(Counter({"a": 2}), tags=[tag])

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertfused.batch import Example
+from bertfused.batch import Corpora, Example
 from bertfused.fit import Examples
 from docnmt.batches import DocumentExamples, collate_in_context
 from tests.tiny_model import tiny_examples
@@ -13,8 +13,11 @@ from tests.tiny_model import tiny_examples
 class Lengths(Examples):
     """A split of which only the lengths are known: of targets, and of sources."""
 
-    def __init__(self, targets: list[int], sources: list[int]) -> None:
+    def __init__(
+        self, targets: list[int], sources: list[int], corpora: Corpora | None = None
+    ) -> None:
         self.lengths = [np.array(own, dtype=np.int32) for own in (targets, sources)]
+        self.corpora = corpora
 
     def __len__(self) -> int:
         return len(self.lengths[0])
@@ -180,3 +183,14 @@ def test_each_sentence_is_in_one_group_and_each_wanted_one_in_one_task(
                 before = ([0, 1], [], [3])[number]
                 assert ids[mask].tolist() == [id for i in before for id in examples[i].source]
     assert sorted(seen) == [0, 1, 2]
+
+
+def test_documents_of_a_heavier_corpus_come_again_whole() -> None:
+    """Sentences 0 to 2 are of a corpus that an epoch passes through twice, 3 and 4 of another."""
+    split = Lengths([3] * 5, [3] * 5, Corpora([3, 2], [2.0, 1.0]))
+    examples = DocumentExamples(split, ["a", "a", "b", "c", "c"], 2)
+    order = np.concatenate(examples.batches(3, np.random.default_rng(1))).tolist()
+    assert sorted(order) == [0, 0, 1, 1, 2, 2, 3, 4]
+    batches = lists(examples.batches(6, np.random.default_rng(1)))
+    assert sorted(batch for batch in batches if len(batch) == 2)[-1] == [3, 4]
+    assert lists(examples.batches(100)) == [[0, 1, 2, 3, 4]]  # validation reads each once

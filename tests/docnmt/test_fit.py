@@ -32,6 +32,7 @@ class Split(Examples):
 
     def __init__(self, examples: Sequence[Example]) -> None:
         self._own = examples
+        self.corpora = None
         self.lengths: Sequence[NDArray[np.integer[Any]]] = [
             np.array([len(own.target or ()) for own in examples]),
             np.array([len(own.source) for own in examples]),
