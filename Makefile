@@ -11,7 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 USE_EXTRAS := demo,moses,tensorboard
-TEST_EXTRAS := $(USE_EXTRAS),ctranslate2,plot,zstd,dev
+TEST_EXTRAS := $(USE_EXTRAS),ctranslate2,plot,ray,zstd,dev
 
 .PHONY: demo test clean
 .DELETE_ON_ERROR:
@@ -22,7 +22,7 @@ demo: $(VENV)/installed-use
 test: $(VENV)/installed-test
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy --strict bertfused docnmt
+	$(BIN)/mypy --strict bertfused docnmt backtranslation
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 clean:

@@ -102,7 +102,7 @@ def log_to_stderr(quiet: bool) -> None:
     handler.setFormatter(logging.Formatter("%(message)s"))
     package.handlers[:] = [handler]
     level = logging.INFO if sys.stderr.isatty() else logging.DEBUG
-    for name in ("bertfused", "docnmt"):
+    for name in ("bertfused", "docnmt", "backtranslation"):
         logging.getLogger(name).setLevel(logging.WARNING if quiet else level)
 
 

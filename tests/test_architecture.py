@@ -168,11 +168,13 @@ def arrows_between_modes(tree: Tree) -> list[str]:
 
 
 def interop_elsewhere(tree: Tree) -> list[str]:
-    """Find modules that know other people's formats without being a command line."""
+    """Find modules that know other formats but are no command line, and choose no engine."""
     return [
-        f"{name}:{item.line}: imports {item.name}, which only command lines may"
+        f"{name}:{item.line}: imports {item.name}, which only command lines and engines may"
         for name, module in tree.items()
-        if not is_cli(module) and not name.startswith(f"{CORE}.interop")
+        if not is_cli(module)
+        and not name.endswith(".engines")
+        and not name.startswith(f"{CORE}.interop")
         for item in module.imports()
         if (item.name + ".").startswith(f"{CORE}.interop.")
     ]

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import pytest
 import typer
 
+from backtranslation.cli import app as backtranslation_app
 from bertfused.cli import app as bertfused_app
 from bertfused.config import Recipe, check_recipe, load_recipe
 from bertfused.errors import UserError
@@ -26,7 +27,11 @@ from docnmt.config import DocumentRecipe
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 RECIPES = sorted(ROOT.glob("*/recipes/*.toml"))
-APPS = {"bertfused": bertfused_app, "docnmt": docnmt_app}
+APPS = {
+    "bertfused": bertfused_app,
+    "docnmt": docnmt_app,
+    "backtranslation": backtranslation_app,
+}
 # What every recipe must have; the rest of a recipe in a page is checked on top of it.
 LEAST = {
     "data": {
@@ -274,12 +279,14 @@ def options_of(app: typer.Typer) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("name", ["README", "training", "translating", "docnmt", "documents"])
+@pytest.mark.parametrize(
+    "name", ["README", "training", "translating", "docnmt", "documents", "backtranslation"]
+)
 def test_options_named_in_the_text_exist(name: str) -> None:
     (page,) = (page for page in PAGES if page.stem == name)
-    known = {"--help"} | options_of(bertfused_app) | options_of(docnmt_app)
+    known = {"--help"}.union(*map(options_of, APPS.values()))
     for code in INLINE.findall(prose(page)):
-        if re.match(r"--|bertfused |docnmt ", code):
+        if re.match(r"--|bertfused |docnmt |backtranslation ", code):
             assert set(re.findall(r"--[a-z][a-z-]*", code)) <= known, code
 
 
@@ -354,13 +361,17 @@ def test_quick_start_runs(quick_start: tuple[Path, str]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["bert_fused", "training", "translating", "interop", "docnmt", "context_aware"]
+    "name",
+    [
+        *("bert_fused", "training", "translating", "interop"),
+        *("docnmt", "context_aware", "backtranslation"),
+    ],
 )
 def test_pages_run(name: str, quick_start: tuple[Path, str], tmp_path: Path) -> None:
     if name == "interop":
         pytest.importorskip("ctranslate2", reason="needs the extra 'ctranslate2'")
     folder = tmp_path / "page"
-    if name in ("docnmt", "context_aware"):
+    if name in ("docnmt", "context_aware", "backtranslation"):
         folder.mkdir()
     else:
         shutil.copytree(quick_start[0], folder)

@@ -1,5 +1,6 @@
 """CTranslate2's model folders. It has no second encoder, so only plain Transformers fit in."""
 
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
@@ -10,14 +11,21 @@ from torch import nn
 
 from bertfused.attention import CrossAttention, SelfAttention
 from bertfused.batch import Example, collate
-from bertfused.checkpoint import ModelCard, TrainedModel, load_model, new_folder
+from bertfused.checkpoint import (
+    ModelCard,
+    TrainedModel,
+    load_card,
+    load_model,
+    model_folder,
+    new_folder,
+)
 from bertfused.config import SearchConfig
 from bertfused.errors import UserError
 from bertfused.interop.folders import refuse_existing
 from bertfused.layers import DecoderLayer, EncoderLayer, FeedForward, sinusoids
 from bertfused.model import DecoderState, Embedding
 from bertfused.search import beam_search
-from bertfused.subwords import Tokenizer
+from bertfused.subwords import Tokenizer, load_tokenizer
 from bertfused.vocab import Vocabulary
 
 # CTranslate2 cuts its input here by default, so its tables of positions need no more rows.
@@ -54,6 +62,85 @@ def export_ctranslate2(run: Path, out: Path, lines: Sequence[str] = ()) -> None:
         trained.source_tokenizer.save(folder, trained.card.source)
         trained.target_tokenizer.save(folder, trained.card.target)
         _check(trained, folder, lines)
+
+
+def unsuited_search(search: SearchConfig) -> str | None:
+    """Say why CTranslate2 would not find what our search finds, ``None`` if it would.
+
+    Its sampling has one seed for all lines, so that a line's text would change with its batch.
+    """
+    if search.sampling:
+        return "its sampling does not give each line a stream of its own"
+    if search.max_length_a:
+        return "its longest output does not depend on the source (search.max_length_a)"
+    if search.diverse_groups:
+        return "it has no diverse beam search"
+    if search.temperature != 1:
+        return "its beam search has no temperature"
+    return None
+
+
+class CTranslate2Search:
+    """CTranslate2's greedy and beam search on a plain RUN, exported to a temporary folder.
+
+    Nothing that it writes is unknown or a tag.
+
+    Args:
+        device: "cpu" or "cuda".
+        compute_type: As CTranslate2 names them, e.g. "float32" or "int8".
+        threads: Of one batch.
+
+    Raises:
+        UserError: As of `export_ctranslate2`.
+    """
+
+    def __init__(self, run: Path, *, device: str, compute_type: str, threads: int) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            model = Path(folder) / "model"
+            export_ctranslate2(run, model)
+            import ctranslate2
+
+            self._translator = ctranslate2.Translator(
+                str(model), device=device, compute_type=compute_type, intra_threads=threads
+            )
+            card = load_card(run_folder := model_folder(run))
+            source, target = (
+                load_tokenizer(run_folder, language).vocabulary
+                for language in (card.source, card.target)
+            )
+        self._source, self._target = source.symbols, target
+        never = (Vocabulary.bos, Vocabulary.pad, Vocabulary.unk, *target.tags.values())
+        self._never = [[target.symbols[id]] for id in never]
+
+    def translate(
+        self,
+        sources: Sequence[Sequence[int]],
+        search: SearchConfig,
+        *,
+        longest: int,
+        batch_tokens: int,
+    ) -> list[list[int]]:
+        """Translate ids, EOS excluded on both sides.
+
+        Args:
+            longest: Most tokens of a translation.
+            batch_tokens: Source tokens of a batch.
+        """
+        results = self._translator.translate_batch(
+            [[self._source[id] for id in ids] for ids in sources],
+            max_batch_size=batch_tokens,
+            batch_type="tokens",
+            beam_size=search.beam_size,
+            length_penalty=search.length_penalty if search.normalize else 0.0,
+            no_repeat_ngram_size=search.no_repeat_ngram or 0,
+            min_decoding_length=search.min_length,
+            max_decoding_length=longest,
+            max_input_length=0,
+            suppress_sequences=self._never,
+        )
+        return [
+            [self._target.id_of(symbol) for symbol in result.hypotheses[0]] for result in results
+        ]
 
 
 def _specification(trained: TrainedModel) -> Any:

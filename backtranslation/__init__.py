@@ -1,0 +1,1 @@
+"""Back-translation: synthetic pairs from monolingual text, and training on the mix."""

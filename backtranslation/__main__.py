@@ -1,0 +1,5 @@
+"""``python -m backtranslation``."""
+
+from backtranslation.cli import main
+
+main()
