@@ -329,6 +329,7 @@ def run_page(page: Path, folder: Path) -> str:
         text = re.sub(r"max_steps( ?= ?)\d+", r"max_steps\g<1>4", block.text)
         text = re.sub(r"validate_every = \d+", "validate_every = 2", text)
         text = text.replace('"dev": 10, "test": 20', '"dev": 2, "test": 2')
+        text = text.replace("--out more", "--out more --documents 4")
         if block.language == "toml" and "[data]" in text and "[optim]" in text:
             *_, name = re.findall(r"`(\w+\.toml)`", block.before)
             (folder / name).write_text(text)
