@@ -242,9 +242,8 @@ def filter_(
     """Drop what is wrong with synthetic pairs at first sight; OUT/filtered.*, OUT/report.json."""
     log_to_stderr(quiet)
     from backtranslation.filters import filter_pairs
-    from backtranslation.generate import read_generated
-    from backtranslation.plots import plot_report
-    from backtranslation.round_trip import forward_scores
+    from backtranslation.plots import load_pyplot, plot_report
+    from backtranslation.shards import read_generated
     from bertfused.subwords import load_tokenizer
 
     if (forward is None) != (min_round_trip is None):
@@ -260,11 +259,15 @@ def filter_(
         "keep_duplicates": keep_duplicates,
         "min_round_trip": min_round_trip,
     }
+    if plot:
+        load_pyplot()  # before the work, not after it
     given = {key: value for key, value in bounds.items() if value is not None}
     config = check_recipe(given, FilterConfig, "filter options")
     synthetic = read_generated(generated, mono)
     score = None
     if forward is not None:
+        from backtranslation.round_trip import forward_scores
+
         score = forward_scores(forward, synthetic.languages, device)
     tokenizers = None
     if dictionaries is not None:

@@ -33,7 +33,7 @@ class FilterConfig(Section):
         3, ge=1, description="How often an n-gram of up to four words may stand in a row."
     )
     source_scripts: tuple[str, ...] = Field(
-        ("LATIN",), description="Scripts of the source, as Unicode names its letters; () for any."
+        ("LATIN",), description="Scripts of the source, as Unicode names its letters; '' for any."
     )
     target_scripts: tuple[str, ...] = Field(("LATIN",), description="Scripts of the target.")
     keep_duplicates: bool = Field(False, description="Keep pairs that were there before.")

@@ -82,7 +82,7 @@ class CTranslate2Engine:
         *,
         batch_tokens: int,
         long: Long,
-        device: str = "cpu",
+        device: str = "auto",
         compute_type: ComputeType = "float32",
     ) -> None:
         self._search, self._long, self._batch_tokens = search, long, batch_tokens

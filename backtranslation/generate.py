@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from backtranslation.config import NoiseConfig
 from backtranslation.engines import (
@@ -17,7 +17,7 @@ from backtranslation.engines import (
     TorchEngine,
     choose_engine,
 )
-from backtranslation.shards import MANIFEST, Manifest, ShardFolder
+from backtranslation.shards import Manifest, ShardFolder
 from bertfused.checkpoint import WEIGHTS, load_card, model_folder
 from bertfused.config import InferencePrecision, SearchConfig
 from bertfused.errors import UserError
@@ -53,9 +53,11 @@ class Generation:
         """Return the folder of the generation, checked against what is in it.
 
         Raises:
-            UserError: If it was begun from something else.
+            UserError: If it was begun from something else, or the RUN reads documents.
         """
         card = load_card(model_folder(self.run))
+        if card.documents is not None:
+            raise UserError(f"{self.run} reads documents; generate needs a sentence-level model")
         lines = count_lines(self.corpus)
         found = ShardFolder(out, card.target, lines, shards, self._made_from(lines))
         found.check()
@@ -70,7 +72,7 @@ class Generation:
                 self.search,
                 batch_tokens=self.batch_tokens,
                 long=self.long,
-                device="cpu" if self.device == "auto" else self.device,
+                device=self.device,
                 compute_type=self.compute_type,
             )
         else:
@@ -145,30 +147,3 @@ def generate(
             engine.name,
         )
     return folder.join()
-
-
-class Synthetic(NamedTuple):
-    """Text that was generated, line for line beside what it was made from.
-
-    ``languages`` are those of the training: the synthetic one first.
-    """
-
-    text: Path
-    languages: tuple[str, str]
-    lines: int
-
-
-def read_generated(folder: Path, corpus: Path) -> Synthetic:
-    """Find what a finished generation wrote.
-
-    Raises:
-        UserError: If it is not finished, or was made from another corpus.
-    """
-    path = folder / MANIFEST
-    if not path.exists():
-        raise UserError(f"{folder} is no folder that generate finished: it has no {MANIFEST}")
-    manifest = Manifest.read(path)
-    if manifest.made_from["corpus"] != sha256_file(corpus):
-        raise UserError(f"{folder} was not made from {corpus}: line i would not be of line i")
-    real, synthetic = manifest.made_from["languages"]
-    return Synthetic(folder / f"synthetic.{synthetic}", (synthetic, real), manifest.lines)

@@ -1,13 +1,14 @@
 """Plots of reports."""
 
 from pathlib import Path
+from typing import Any
 
 from backtranslation.filters import FilterReport
 from bertfused.errors import UserError
 
 
-def plot_report(report: FilterReport, path: Path) -> None:
-    """Draw what the filter dropped and why, and the length ratios.
+def load_pyplot() -> Any:
+    """Return matplotlib's pyplot, drawing into files.
 
     Raises:
         UserError: If matplotlib is not installed.
@@ -19,6 +20,12 @@ def plot_report(report: FilterReport, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    return pyplot
+
+
+def plot_report(report: FilterReport, path: Path) -> None:
+    """Draw what the filter dropped and why, and the length ratios; raises as `load_pyplot`."""
+    pyplot = load_pyplot()
     figure, (reasons, ratios) = pyplot.subplots(1, 2, figsize=(9, 3))
     table = report.table()
     reasons.barh(list(table.index), 100 * table["share"])

@@ -42,7 +42,7 @@ class Manifest(Section):
     done: int = Field(0, description="Lines it has.")
     size: int = Field(0, description="Bytes of these.")
     sha256: str | None = Field(None, description="Hash of the whole text.")
-    counts: dict[str, int] = Field({}, description="What was cut or came out empty.")
+    counts: dict[str, int] = Field({}, description="Lines that were cut, by reason.")
 
     @staticmethod
     def read(path: Path) -> "Manifest":
@@ -214,7 +214,7 @@ class ShardFolder:
         if self.num_complete() < self.shards:
             return None
         manifest_file = self.folder / MANIFEST
-        with only_writer(self.folder):
+        with only_writer(self.folder, wait=True):
             if manifest_file.exists() and self.text.exists():
                 return Manifest.read(manifest_file)
             counts: Counter[str] = Counter()
@@ -235,6 +235,33 @@ class ShardFolder:
             )
             manifest.write(manifest_file)
         return manifest
+
+
+class Synthetic(NamedTuple):
+    """Text that was generated, line for line beside what it was made from.
+
+    ``languages`` are those of the training: the synthetic one first.
+    """
+
+    text: Path
+    languages: tuple[str, str]
+    lines: int
+
+
+def read_generated(folder: Path, corpus: Path) -> Synthetic:
+    """Find what a finished generation wrote.
+
+    Raises:
+        UserError: If it is not finished, or was made from another corpus.
+    """
+    path = folder / MANIFEST
+    if not path.exists():
+        raise UserError(f"{folder} is no folder that generate finished: it has no {MANIFEST}")
+    manifest = Manifest.read(path)
+    if manifest.made_from["corpus"] != sha256_file(corpus):
+        raise UserError(f"{folder} was not made from {corpus}: line i would not be of line i")
+    real, synthetic = manifest.made_from["languages"]
+    return Synthetic(folder / f"synthetic.{synthetic}", (synthetic, real), manifest.lines)
 
 
 def _settings(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -144,8 +144,11 @@ def make_folder(path: Path) -> None:
 
 
 @contextmanager
-def only_writer(folder: Path) -> Iterator[None]:
+def only_writer(folder: Path, *, wait: bool = False) -> Iterator[None]:
     """Keep other processes from writing into a folder meanwhile; a killed process keeps none out.
+
+    Args:
+        wait: For another process that is at it, in place of the error.
 
     Raises:
         UserError: If another process is at it.
@@ -153,7 +156,7 @@ def only_writer(folder: Path) -> Iterator[None]:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             raise UserError(f"another process is writing to {folder}") from None
         except OSError as error:

@@ -86,7 +86,7 @@ class CTranslate2Search:
     Nothing that it writes is unknown or a tag.
 
     Args:
-        device: "cpu" or "cuda".
+        device: "cpu", "cuda", "cuda:1", ...; "auto" is a GPU if there is one.
         compute_type: As CTranslate2 names them, e.g. "float32" or "int8".
         threads: Of one batch.
 
@@ -100,8 +100,13 @@ class CTranslate2Search:
             export_ctranslate2(run, model)
             import ctranslate2
 
+            kind, _, index = device.partition(":")
             self._translator = ctranslate2.Translator(
-                str(model), device=device, compute_type=compute_type, intra_threads=threads
+                str(model),
+                device=kind,
+                device_index=int(index or 0),
+                compute_type=compute_type,
+                intra_threads=threads,
             )
             card = load_card(run_folder := model_folder(run))
             source, target = (

@@ -55,6 +55,12 @@ def test_runs_by_hand(text: str, times: int) -> None:
     assert longest_run(text) == times
 
 
+def test_any_script_is_allowed_on_request() -> None:
+    pair = SentencePair("кот спит тут", "the cat sleeps")
+    for any_script in ((), ("",)):
+        assert reason_to_drop(pair, FilterConfig(source_scripts=any_script)) is None
+
+
 def write(path: Path, lines: Iterable[str]) -> Path:
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="")
     return path

@@ -9,6 +9,7 @@ from backtranslation import engines, shards
 from backtranslation.config import NoiseConfig
 from backtranslation.generate import Generation, generate
 from backtranslation.noise import add_noise
+from bertfused.checkpoint import load_card, write_card
 from bertfused.config import SearchConfig
 from bertfused.errors import UserError
 from bertfused.subwords import UNKNOWN
@@ -150,3 +151,13 @@ def test_there_is_no_shard_beyond_the_last(runs: Path, corpus: Path, tmp_path: P
     generation = Generation(runs / "plain", corpus, SEARCH, engine="torch")
     with pytest.raises(UserError, match="there is no shard 3 of 2"):
         generate(generation, generation.folder(tmp_path / "out", 2), shard=3)
+
+
+def test_a_model_that_reads_documents_is_refused(corpus: Path, tmp_path: Path) -> None:
+    """It would be given no context."""
+    make_run(tmp_path / "run")
+    card = load_card(tmp_path / "run" / "model")
+    write_card(tmp_path / "run" / "model", card.model_copy(update={"documents": {"previous": 1}}))
+    generation = Generation(tmp_path / "run", corpus, SEARCH, engine="torch")
+    with pytest.raises(UserError, match="run reads documents; generate needs a sentence-level"):
+        generation.folder(tmp_path / "out", 1)

@@ -1,13 +1,23 @@
 import doctest
+import threading
 from collections import Counter
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from backtranslation import shards as module
-from backtranslation.shards import MANIFEST, Manifest, ShardFolder, Translated, shard_ranges
+from backtranslation.shards import (
+    MANIFEST,
+    Manifest,
+    ShardFolder,
+    Translated,
+    read_generated,
+    shard_ranges,
+)
 from bertfused.errors import UserError
+from bertfused.text import only_writer, sha256_file
 
 BLOCK = 4
 
@@ -162,3 +172,29 @@ def test_a_damaged_manifest_is_named(tmp_path: Path, corpus: Path) -> None:
     path.write_text("{}")
     with pytest.raises(UserError, match=rf"{path} is damaged: Field required"):
         folder.check()
+
+
+def test_who_joins_waits_for_another_who_does(tmp_path: Path, corpus: Path) -> None:
+    folder = folder_of(tmp_path / "out", 1)
+    list(folder.write(1, corpus, translate))
+    thread = threading.Thread(target=folder.join)
+    with only_writer(folder.folder):
+        thread.start()
+        thread.join(0.2)
+        assert thread.is_alive()
+        assert not folder.text.exists()
+    thread.join(10)
+    assert folder.text.exists()
+
+
+def test_only_a_finished_generation_of_the_same_text_is_read(tmp_path: Path, corpus: Path) -> None:
+    folder = folder_of(tmp_path / "out", 1, languages=["en", "ro"])
+    folder = replace(folder, made_from={**folder.made_from, "corpus": sha256_file(corpus)})
+    list(folder.write(1, corpus, translate))
+    with pytest.raises(UserError, match=r"is no folder that generate finished"):
+        read_generated(folder.folder, corpus)
+    folder.join()
+    assert read_generated(folder.folder, corpus) == (folder.text, ("ro", "en"), 23)
+    corpus.write_text("another\n")
+    with pytest.raises(UserError, match="line i would not be of line i"):
+        read_generated(folder.folder, corpus)
