@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from backtranslation.config import FilterConfig, NoiseConfig
+from backtranslation.config import BacktranslationRecipe, FilterConfig, NoiseConfig
 from bertfused.commands import search_options
 from bertfused.config import Recipe, check_recipe, load_recipe
 from bertfused.console import Quiet, log_to_stderr, make_app, progress, run_app, warn_of
@@ -327,6 +327,54 @@ def mix(
     loaded = load_recipe(recipe, Recipe, overrides or [])
     path = write_mix(loaded, synthetic, out, upsample=upsample, tag=tag or None, noise=noise)
     _logger.info("%s", path)
+
+
+@app.command()
+def train(
+    recipe: RecipeFile,
+    out: Out,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Go on with the chain in --out; start if there is none."),
+    ] = False,
+    overrides: Set = None,
+    device: Device = "auto",
+    quiet: Quiet = False,
+) -> None:
+    """Run the whole chain of a recipe: baseline, reverse model, back-translation, fused model.
+
+    Stages that are done are not done again; what is in OUT can be used by the other commands.
+    """
+    log_to_stderr(quiet)
+    from backtranslation.chain import train_chain
+
+    loaded = load_recipe(recipe, BacktranslationRecipe, overrides or [])
+    train_chain(
+        loaded,
+        out,
+        resume=resume,
+        device=device,
+        bar=lambda what, total: progress(what, total, quiet),
+    )
+
+
+@app.command()
+def evaluate(
+    chain: Annotated[Path, typer.Argument(metavar="CHAIN", help="Folder that train has finished.")],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the scores and signatures as JSON.")
+    ] = False,
+    device: Device = "auto",
+    quiet: Quiet = False,
+) -> None:
+    """Score the models of a chain on its test sets, each tested against the one before it."""
+    log_to_stderr(quiet)
+    from backtranslation.evaluate import evaluate_chain
+
+    report = evaluate_chain(
+        chain, device=device, bar=lambda what, total: progress(what, total, quiet)
+    )
+    typer.echo(report.model_dump_json(indent=2) if as_json else report)
 
 
 def main() -> None:

@@ -1,8 +1,16 @@
 """What a back-translation can be configured with; no torch is needed to read it."""
 
-from pydantic import Field
+from pathlib import Path
+from typing import Any, Literal
 
-from bertfused.config import Section
+from pydantic import Field, model_validator
+
+from bertfused.config import DataConfig, Recipe, SearchConfig, Section, check_recipe
+from bertfused.errors import UserError
+
+EngineName = Literal["auto", "torch", "ctranslate2"]
+ComputeType = Literal["float32", "int8"]
+StageName = Literal["baseline", "reverse", "bt", "fused"]
 
 
 class NoiseConfig(Section):
@@ -42,3 +50,119 @@ class FilterConfig(Section):
         le=0,
         description="Least log-probability a token, in nats, of the target under a forward model.",
     )
+
+
+class MonolingualData(DataConfig):
+    """The text, [data] in a recipe, with monolingual text besides."""
+
+    mono: dict[str, tuple[Path, ...]] = Field(
+        description="Files of monolingual text by language, e.g. mono.en = ['news.en.gz']."
+    )
+    keep_leaked: bool = Field(
+        False,
+        description="Train on lines that stand in dev or test sets too, but for case and "
+        "punctuation.",
+    )
+
+    @model_validator(mode="after")
+    def _mono_is_of_these_languages(self) -> "MonolingualData":
+        for language in self.mono:
+            if language not in (self.source, self.target):
+                raise ValueError(
+                    f"mono.{language} is of another language than {self.source} and {self.target}"
+                )
+        if not self.mono.get(self.target):
+            raise ValueError(f"mono.{self.target} is missing: it is what is translated back")
+        if any(corpus.docids is not None for corpus in (*self.train, self.dev, *self.test)):
+            raise ValueError("docids have no use here: back-translation is of sentences")
+        return self
+
+
+class GenerateConfig(Section):
+    """How monolingual text is translated, [generate] in a recipe."""
+
+    engine: EngineName = Field("auto", description="As --engine of generate.")
+    compute_type: ComputeType = Field("float32", description="Of CTranslate2.")
+    shards: int = Field(1, ge=1, description="Ranges of lines that the text is cut into.")
+    batch_tokens: int = Field(4096, ge=1, description="Source tokens of a batch.")
+    search: SearchConfig | None = Field(None, description="Its own search; default: [search].")
+    noise: NoiseConfig = Field(NoiseConfig(), description="Noise on the words that are written.")
+
+
+class MixConfig(Section):
+    """How real and synthetic pairs are put together, [mix] in a recipe."""
+
+    upsample: float = Field(
+        1.0, gt=0, description="Passes through the real pairs for each through the synthetic."
+    )
+    tag: str = Field("<BT>", description="Symbol before synthetic source sentences; '' for none.")
+    noise: NoiseConfig = Field(NoiseConfig(), description="Noise on the synthetic source.")
+
+
+class StageConfig(Section):
+    """What is different in the training of one model: keys of the sections of the recipe."""
+
+    model: dict[str, Any] = Field({}, description="Keys of [model].")
+    optim: dict[str, Any] = Field({}, description="Keys of [optim].")
+    train: dict[str, Any] = Field({}, description="Keys of [train].")
+
+
+class FusedStageConfig(StageConfig):
+    """The fused model, and the plain one that is trained on for as long."""
+
+    cache: Literal["fp16", "fp32"] | None = Field(
+        None, description="Keep the encoder's states on disk, in this precision."
+    )
+    control: bool = Field(
+        True, description="Also train the plain model on, for the time that the fused one takes."
+    )
+
+
+class StagesConfig(Section):
+    """The models of the chain, [stages.NAME] in a recipe."""
+
+    baseline: StageConfig = Field(StageConfig(), description="On the real pairs.")
+    reverse: StageConfig = Field(StageConfig(), description="Of the other direction.")
+    bt: StageConfig = Field(StageConfig(), description="On real and synthetic pairs.")
+    fused: FusedStageConfig = Field(FusedStageConfig(), description="With [fusion], from bt.")
+
+
+class BacktranslationRecipe(Recipe):
+    """A recipe of the whole chain, from the baseline to the fused model."""
+
+    rounds: int = Field(1, ge=1, description="How often the text is translated back.")
+    data: MonolingualData
+    generate: GenerateConfig = GenerateConfig()
+    filter: FilterConfig = FilterConfig()
+    mix: MixConfig = MixConfig()
+    stages: StagesConfig = StagesConfig()
+
+    @model_validator(mode="after")
+    def _stages_are_recipes(self) -> "BacktranslationRecipe":
+        names: tuple[StageName, ...] = ("baseline", "reverse", "bt", "fused")
+        for name in names:
+            try:
+                self.stage(name)
+            except UserError as error:
+                raise ValueError(str(error)) from error
+        if self.rounds > 1 and not self.data.mono.get(self.data.source):
+            raise ValueError(
+                f"rounds = {self.rounds} needs data.mono.{self.data.source}: later rounds begin "
+                "with a better reverse model"
+            )
+        tag = self.mix.tag
+        if tag and self.subwords.reuse is None and tag not in self.subwords.tags:
+            raise ValueError(f"mix.tag = {tag!r} has to be one of subwords.tags")
+        return self
+
+    def stage(self, name: StageName) -> Recipe:
+        """Return the recipe of one model; only that of the fused one has [fusion]."""
+        own: StageConfig = getattr(self.stages, name)
+        values = self.model_dump(exclude_unset=True, include=set(Recipe.model_fields))
+        for key in {*MonolingualData.model_fields} - {*DataConfig.model_fields}:
+            values["data"].pop(key, None)
+        if name != "fused":
+            values.pop("fusion", None)
+        for section in StageConfig.model_fields:
+            values[section] = {**values.get(section, {}), **getattr(own, section)}
+        return check_recipe(values, Recipe, f"stages.{name}")

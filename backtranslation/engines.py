@@ -4,11 +4,11 @@ import importlib.util
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 
-from backtranslation.config import NoiseConfig
+from backtranslation.config import ComputeType, EngineName, NoiseConfig
 from backtranslation.noise import add_noise
 from backtranslation.shards import Translated
 from bertfused.checkpoint import load_card, model_folder
@@ -16,9 +16,6 @@ from bertfused.config import SearchConfig
 from bertfused.errors import UserError
 from bertfused.interop.ctranslate2 import CTranslate2Search, unsuited_search
 from bertfused.translate import Long, Translator
-
-EngineName = Literal["auto", "torch", "ctranslate2"]
-ComputeType = Literal["float32", "int8"]
 
 # Nats taken from the unknown symbol: no synthetic text has one.
 _NEVER = 1e9

@@ -38,6 +38,7 @@ from bertfused.text import (
     read_lines,
     read_pairs,
     replace_file,
+    sha256_file,
 )
 from bertfused.vocab import Vocabulary
 
@@ -151,6 +152,7 @@ class FilterReport(Section):
     """What became of the pairs."""
 
     config: FilterConfig
+    made_from: tuple[str, str] = Field(description="Hashes of both texts.")
     languages: tuple[str, str] = Field(description="Synthetic source, real target.")
     pairs: int = Field(description="Pairs read.")
     kept: int = Field(description="Pairs written.")
@@ -220,6 +222,7 @@ def filter_pairs(
             targets.write_line(pair.target)
     report = FilterReport(
         config=config,
+        made_from=(sha256_file(source), sha256_file(target)),
         languages=languages,
         pairs=sums.kept + counts.total(),
         kept=sums.kept,

@@ -7,12 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from backtranslation.config import NoiseConfig
+from backtranslation.config import ComputeType, EngineName, NoiseConfig
 from backtranslation.engines import (
-    ComputeType,
     CTranslate2Engine,
     Engine,
-    EngineName,
     NoisyEngine,
     TorchEngine,
     choose_engine,

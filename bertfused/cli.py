@@ -165,8 +165,7 @@ def cache_features(
     from bertfused.checkpoint import open_encoder
     from bertfused.config import FusionConfig, check_recipe
     from bertfused.data import DataFolder
-    from bertfused.features import cache_folder, open_cache, write_cache
-    from bertfused.text import only_writer
+    from bertfused.features import cache_features as cache
 
     folder = DataFolder.open(data)
     values: dict[str, Any] = {
@@ -179,25 +178,7 @@ def cache_features(
     if made_with is not None and made_with.max_wordpieces is not None:
         values["max_wordpieces"] = made_with.max_wordpieces
     loaded = open_encoder(check_recipe(values, FusionConfig, "options"))
-    with only_writer(data):
-        for name in ("train", "dev"):
-            split = folder.split(name)
-            if split.bert is None:
-                raise UserError(f"{data} holds no ids for a pretrained encoder")
-            if made_with is not None and made_with.fingerprint != loaded.wordpieces.fingerprint:
-                raise UserError(
-                    f"{data} was prepared for the encoder {made_with.name}, not {encoder}"
-                )
-            if open_cache(folder.path, loaded, split.prefix.name) is not None:
-                _logger.info("%s is cached already", name)
-                continue
-            prefix = cache_folder(folder.path, loaded, dtype) / split.prefix.name
-            with progress(f"{name} sentences", len(split), quiet) as advance:
-                write_cache(split.bert, loaded, prefix, dtype, progress=advance)
-            size = prefix.with_suffix(".bin").stat().st_size / 1e6
-            _logger.info(
-                "%s: %s sentences, %.1f MB in %s", name, f"{len(split):,}", size, prefix.parent
-            )
+    cache(folder, loaded, dtype, lambda what, total: progress(what, total, quiet))
 
 
 @app.command()

@@ -486,6 +486,8 @@ def _absolute(section: RecipeT, folder: Path) -> RecipeT:
         if isinstance(value, tuple):
             parts = tuple(resolve(part) for part in value)
             return value if all(a is b for a, b in zip(parts, value, strict=True)) else parts
+        if isinstance(value, dict):
+            return {key: resolve(part) for key, part in value.items()}
         return value
 
     resolved = {name: resolve(value) for name, value in section}

@@ -6,7 +6,9 @@ the states of all examples one after the other, the ``.idx`` file their lengths 
 """
 
 import hashlib
+import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -16,14 +18,25 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bertfused.batch import BertIds, pad_ids, token_batches
+from bertfused.data import DataFolder
 from bertfused.errors import UserError
 from bertfused.pretrained import PretrainedEncoder
 from bertfused.store import IdStore
-from bertfused.text import replace_file
+from bertfused.text import only_writer, replace_file
+
+_logger = logging.getLogger(__name__)
 
 DTYPES: dict[str, type[np.floating]] = {"fp16": np.float16, "fp32": np.float32}
 # Examples encoded before any of their states is written: the bound on memory.
 _CHUNK = 2048
+
+# Given what is counted and how many there are, shows what is done while the block lasts.
+Bar = Callable[[str, int | None], AbstractContextManager[Callable[[int], None]]]
+
+
+def no_bar(what: str, total: int | None) -> AbstractContextManager[Callable[[int], None]]:
+    """Show nothing."""
+    return nullcontext(lambda done: None)
 
 
 class FeatureCache:
@@ -63,6 +76,39 @@ def open_cache(data: Path, encoder: PretrainedEncoder, split: str) -> FeatureCac
         if prefix.with_suffix(".idx").is_file():
             return FeatureCache(prefix, encoder.state_width, DTYPES[name])
     return None
+
+
+def cache_features(
+    data: DataFolder, encoder: PretrainedEncoder, dtype: str, progress: Bar = no_bar
+) -> None:
+    """Write the caches of the training and dev sets of a DATA folder, unless they are there.
+
+    Args:
+        dtype: "fp16" or "fp32", of the files.
+
+    Raises:
+        UserError: If the folder was not prepared for this encoder, or another process writes it.
+    """
+    made_with = data.report.encoder if data.report is not None else None
+    with only_writer(data.path):
+        for name in ("train", "dev"):
+            split = data.split(name)
+            if split.bert is None:
+                raise UserError(f"{data.path} holds no ids for a pretrained encoder")
+            if made_with is not None and made_with.fingerprint != encoder.wordpieces.fingerprint:
+                raise UserError(
+                    f"{data.path} was prepared for the encoder {made_with.name}, not {encoder.name}"
+                )
+            if open_cache(data.path, encoder, split.prefix.name) is not None:
+                _logger.info("%s is cached already", name)
+                continue
+            prefix = cache_folder(data.path, encoder, dtype) / split.prefix.name
+            with progress(f"{name} sentences", len(split)) as advance:
+                write_cache(split.bert, encoder, prefix, dtype, progress=advance)
+            size = prefix.with_suffix(".bin").stat().st_size / 1e6
+            _logger.info(
+                "%s: %s sentences, %.1f MB in %s", name, f"{len(split):,}", size, prefix.parent
+            )
 
 
 def write_cache(
