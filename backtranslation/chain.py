@@ -233,6 +233,11 @@ class Chain:
 
     def _filter(self, name: str, synthetic: Synthetic, text: Path) -> FilterReport:
         config, out = self.recipe.filter, self.out / f"{name}-filtered"
+        is_reverse = synthetic.languages[0] != self.recipe.data.source
+        if is_reverse:
+            scripts = (config.target_scripts, config.source_scripts)
+            update = dict(zip(("source_scripts", "target_scripts"), scripts, strict=True))
+            config = config.model_copy(update=update)
         if (out / leaks.REPORT).exists():
             report = read_report(out)
             made_from = (sha256_file(synthetic.text), sha256_file(text))
@@ -241,8 +246,8 @@ class Chain:
         _logger.info("%s: filtered", name)
         score = None
         if config.min_round_trip is not None:
-            forward = "baseline" if synthetic.languages[0] == self.recipe.data.source else "reverse"
-            score = forward_scores(self.out / forward, synthetic.languages, self.device)
+            forward = self.out / ("reverse" if is_reverse else "baseline")
+            score = forward_scores(forward, synthetic.languages, self.device)
         with self.bar("pairs", synthetic.lines) as advance:
             report = filter_pairs(
                 synthetic.text,

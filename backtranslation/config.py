@@ -29,7 +29,10 @@ class NoiseConfig(Section):
 
 
 class FilterConfig(Section):
-    """Bounds of the filter, [filter] in a recipe; a word is what stands between white space."""
+    """Bounds of the filter, [filter] in a recipe; a word is what stands between white space.
+
+    Source is the side that is synthetic in the training of the recipe.
+    """
 
     min_words: int = Field(1, ge=1, description="Fewest words of a side.")
     max_words: int = Field(250, ge=1, description="Most words of a side.")

@@ -1,8 +1,10 @@
-"""Write the tables of all recipe keys into docs/training.md, from the schema itself.
+"""Write the tables of all recipe keys into the pages, from the schema itself.
 
 Run it after a change of a key, a default or a description: ``python docs/recipe_keys.py``.
 """
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -10,11 +12,11 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from bertfused.config import Corpus
+from backtranslation.config import BacktranslationRecipe, MonolingualData, NoiseConfig, StageConfig
+from bertfused.config import Corpus, DataConfig, Recipe
 from docnmt.config import DocumentRecipe
 from docnmt.documents import Columns
 
-PAGE = Path(__file__).with_name("training.md")
 BEGIN, END = "<!-- begin recipe keys -->", "<!-- end recipe keys -->"
 BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 NAMES = {bool: "true, false", int: "integer", float: "number", str: "text", Path: "path"}
@@ -29,12 +31,14 @@ def values(annotation: Any, bounds: str = "") -> str:
     if annotation in NAMES:
         return f"{NAMES[annotation]} {bounds}".strip()
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation.__name__.lower()
+        return annotation.__name__.removesuffix("Config").lower()
     kind, parts = get_origin(annotation), [p for p in get_args(annotation) if p is not NoneType]
     if kind is Literal:
         return ", ".join(f'`"{part}"`' for part in parts)
     if kind is Annotated:
         return values(parts[0], bounds)
+    if kind is dict:
+        return f"table of {values(parts[1])}" if parts[1] is not Any else "table"
     if kind is tuple:
         return f"[{', '.join('...' if part is Ellipsis else values(part) for part in parts)}]"
     return " or ".join(values(part, bounds) for part in parts)
@@ -51,17 +55,19 @@ def default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
     value = field.get_default(call_default_factory=True)
-    if value is None or value == ():
+    if value is None or value == () or isinstance(value, dict | BaseModel):
         return ""
     if isinstance(value, tuple):
-        value = list(value)
+        return f"`{json.dumps(list(value))}`"
     return f'`"{value}"`' if isinstance(value, str) else f"`{str(value).lower()}`"
 
 
-def table(model: type[BaseModel]) -> str:
-    """Return the keys of one section as a Markdown table."""
+def table(model: type[BaseModel], known: type[BaseModel] = BaseModel) -> str:
+    """Return the keys of one section as a Markdown table, without those of a known one."""
     lines = ["| key | default | values | meaning |", "|---|---|---|---|"]
     for name, field in model.model_fields.items():
+        if name in known.model_fields:
+            continue
         allowed = values(field.annotation, limits(field))
         meaning = (field.description or "").replace("<", r"\<").replace("*", r"\*")
         is_tag = name == "model" and get_origin(field.annotation) is Literal
@@ -97,11 +103,35 @@ def tables() -> str:
     return "\n\n".join(parts)
 
 
-def updated(page: str) -> str:
+def chain_tables() -> str:
+    """Return the tables of what only a chain of back-translation has."""
+    parts = ["### [data]", table(MonolingualData, DataConfig)]
+    for name, field in BacktranslationRecipe.model_fields.items():
+        if name in Recipe.model_fields:
+            continue
+        for model in sections(field.annotation):
+            parts += [f"### [{name}]", table(model)]
+            for key, own in model.model_fields.items() if name == "stages" else ():
+                (stage,) = sections(own.annotation)
+                if stage is not StageConfig:
+                    parts += [f"`[stages.{key}]` has besides", table(stage, StageConfig)]
+        if name == "stages":
+            parts += ["Each stage:", table(StageConfig)]
+    return "\n\n".join([*parts, "Noise:", table(NoiseConfig)])
+
+
+PAGES: dict[Path, Callable[[], str]] = {
+    Path(__file__).with_name("training.md"): tables,
+    Path(__file__).with_name("backtranslation.md"): chain_tables,
+}
+
+
+def updated(page: str, tables: str) -> str:
     """Return a page with the text between its marks made anew."""
     before, _, rest = page.partition(BEGIN)
-    return f"{before}{BEGIN}\n\n{tables()}\n\n{END}{rest.partition(END)[2]}"
+    return f"{before}{BEGIN}\n\n{tables}\n\n{END}{rest.partition(END)[2]}"
 
 
 if __name__ == "__main__":
-    PAGE.write_text(updated(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for path, of_page in PAGES.items():
+        path.write_text(updated(path.read_text(encoding="utf-8"), of_page()), encoding="utf-8")

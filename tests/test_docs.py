@@ -12,12 +12,13 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import typer
 
 from backtranslation.cli import app as backtranslation_app
+from backtranslation.config import BacktranslationRecipe
 from bertfused.cli import app as bertfused_app
 from bertfused.config import Recipe, check_recipe, load_recipe
 from bertfused.errors import UserError
@@ -44,7 +45,7 @@ LEAST = {
 }
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 INLINE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
-SECTIONS = "|".join(DocumentRecipe.model_fields)
+SECTIONS = "|".join({**DocumentRecipe.model_fields, **BacktranslationRecipe.model_fields})
 FILES = ("toml", "json", "jsonl", "tsv", "en", "de", "docids", "py")
 
 
@@ -65,8 +66,10 @@ def prose(page: Path) -> str:
     return FENCE.sub("", page.read_text(encoding="utf-8"))
 
 
-def schema_of(values: dict[str, object]) -> type[Recipe]:
-    return DocumentRecipe if "documents" in values else Recipe
+def schema_of(values: dict[str, Any]) -> type[Recipe]:
+    if "documents" in values:
+        return DocumentRecipe
+    return BacktranslationRecipe if "mono" in dict(values["data"]) else Recipe
 
 
 # ---------------------------------------------------------------------------- links
@@ -116,7 +119,8 @@ def test_every_page_is_linked_from_the_readme() -> None:
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
 def test_recipes_load(path: Path) -> None:
     schema = schema_of(tomllib.loads(path.read_text(encoding="utf-8")))
-    assert (schema is DocumentRecipe) == (path.parts[-3] == "docnmt")
+    modes = {"docnmt": DocumentRecipe, "backtranslation": BacktranslationRecipe}
+    assert schema is modes.get(path.parts[-3], Recipe)
     recipe = load_recipe(path, schema)
     assert (recipe.fusion is None) == path.stem.startswith("suites")
     assert load_recipe(path, schema, ["fusion=none"]).fusion is None
@@ -146,15 +150,21 @@ def test_toml_blocks_fit_the_schema(page: Path) -> None:
     for block in blocks(page):
         if block.language == "toml":
             values = tomllib.loads(block.text)
-            check_recipe(LEAST | values, schema_of(values), page.name)
+            check_recipe(LEAST | values, schema_of(LEAST | values), page.name)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_keys_named_in_the_text_exist(page: Path) -> None:
     for code in INLINE.findall(prose(page)):
         for section, key in re.findall(rf"\b({SECTIONS})\.([a-z_]+)\b", code):
-            annotation = DocumentRecipe.model_fields[section].annotation
-            models = importlib_recipe_keys().sections(annotation)
+            models = [
+                model
+                for recipe in (DocumentRecipe, BacktranslationRecipe)
+                if section in recipe.model_fields
+                for model in importlib_recipe_keys().sections(
+                    recipe.model_fields[section].annotation
+                )
+            ]
             assert key in FILES or any(key in model.model_fields for model in models), code
 
 
@@ -170,8 +180,10 @@ def importlib_recipe_keys() -> ModuleType:
 def test_table_of_keys_is_that_of_the_schema() -> None:
     keys = importlib_recipe_keys()
     assert doctest.testmod(keys).failed == 0
-    page = keys.PAGE.read_text(encoding="utf-8")
-    assert page == keys.updated(page), "run: python docs/recipe_keys.py"
+    for path, tables in keys.PAGES.items():
+        page = path.read_text(encoding="utf-8")
+        assert page == keys.updated(page, tables()), "run: python docs/recipe_keys.py"
+    page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
     # By hand, so that the script cannot be wrong along with the page.
     for line in (
         "| `lr` | `0.0005` | number > 0 | Highest learning rate. |",
@@ -184,7 +196,8 @@ def test_table_of_keys_is_that_of_the_schema() -> None:
 
 
 def test_every_key_has_a_description() -> None:
-    for name, field in DocumentRecipe.model_fields.items():
+    recipes = DocumentRecipe.model_fields | BacktranslationRecipe.model_fields
+    for name, field in recipes.items():
         for model in importlib_recipe_keys().sections(field.annotation):
             for key, own in model.model_fields.items():
                 assert own.description, f"{name}.{key}"
@@ -233,7 +246,8 @@ def test_commands_are_valid(name: str, script: str, tmp_path: Path) -> None:
     )
     for call in command_lines(script):
         overrides = parse(call)
-        load_recipe(recipe, DocumentRecipe if call[0] == "docnmt" else Recipe, overrides)
+        if call[:2] != ["backtranslation", "train"]:
+            load_recipe(recipe, DocumentRecipe if call[0] == "docnmt" else Recipe, overrides)
 
 
 def test_there_are_commands() -> None:
