@@ -175,7 +175,7 @@ def main() -> None:
     arguments = parser.parse_args()
     folder = arguments.out
     if arguments.quick:
-        write_text(folder, bitext=200, mono=100, tested=20)
+        write_text(folder, bitext=200, mono=300, tested=20)
     else:
         write_text(folder, BITEXT, None, None)
     overrides = [f"fusion.encoder={ENCODER}", *(QUICK if arguments.quick else ()), *arguments.set]

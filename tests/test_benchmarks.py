@@ -114,3 +114,17 @@ def test_context_speed(tmp_path: Path, shared_data: SharedData) -> None:
     assert rows(printed)[:-6] == [*step, *step, *decoding, *decoding, "claim", "---"]
     _, trained = json.loads((tmp_path / "results.json").read_text())["decoding"]
     assert set(trained["changed"].values()) == {0}
+
+
+@pytest.mark.slow
+def test_backtranslation_ro_en_and_scaling(tmp_path: Path, shared_data: SharedData) -> None:
+    pytest.importorskip("matplotlib")
+    for name in ("data/ro-sts", "data/multi30k", "models/me5-small-pruned"):
+        shared_data(name)
+    printed = run("backtranslation_ro_en.py", "--quick", "--out", tmp_path / "ro-en")
+    models = ["baseline", "bt", "control", "fused", "reverse"]
+    assert rows(printed) == ["model", "---", *models]
+    chain = ("--chain", tmp_path / "ro-en" / "chain", "--multiples", 0, 1)
+    printed = run("backtranslation_scaling.py", "--quick", *chain, "--out", tmp_path / "scaling")
+    assert rows(printed) == ["synthetic", "---", "0x", "1x"]
+    assert (tmp_path / "scaling" / "backtranslation_scaling.png").exists()
