@@ -2,14 +2,14 @@
 
 ::
 
-    OUT/recipe.toml                  what it is made from
     OUT/text                         all training text without what stands in dev and test sets
     OUT/baseline-data, OUT/baseline  a model on the real pairs
     OUT/reverse-data, OUT/reverse    one of the other direction
     OUT/bt-generated                 its translations of the monolingual text
     OUT/bt-filtered, OUT/bt-mixed    the pairs that are kept; the recipe of both kinds of pairs
     OUT/bt-data, OUT/bt              a model on these
-    OUT/fused, OUT/control           that one with the encoder fused in; trained on without it
+    OUT/fused                        that one with the encoder fused in
+    OUT/control                      that one trained on without the encoder, for the same time
 
 Later rounds add reverse-2, bt-2 and so on. Every stage is what a command does by itself, and
 every model has its recipe beside it (OUT/bt.toml). A stage that is done finds that it is, or that
@@ -20,25 +20,36 @@ its folders.
 import logging
 import os
 from pathlib import Path
-
-import tomli_w
+from typing import Literal
 
 from backtranslation import leaks
 from backtranslation.config import BacktranslationRecipe, StageName
-from backtranslation.equal_time import Costs, step_seconds
-from backtranslation.filters import FilterReport, filter_pairs
+from backtranslation.equal_time import Costs, encoding_seconds, step_seconds
+from backtranslation.filters import REPORT as FILTER_REPORT
+from backtranslation.filters import FilterReport, filter_pairs, made_from_files, read_report
 from backtranslation.generate import Generation, generate
-from backtranslation.mix import as_toml, mix, read_report
+from backtranslation.mix import mix
 from backtranslation.round_trip import forward_scores
 from backtranslation.shards import Synthetic, read_generated
-from bertfused.checkpoint import open_encoder
-from bertfused.config import Corpus, Recipe, load_recipe
+from bertfused.checkpoint import WEIGHTS, model_folder, open_encoder
+from bertfused.config import (
+    Corpus,
+    Recipe,
+    Section,
+    SubwordsConfig,
+    load_recipe,
+    load_section,
+    save_section,
+    write_recipe,
+)
 from bertfused.data import DataFolder
 from bertfused.errors import UserError
-from bertfused.features import Bar, cache_features, no_bar
+from bertfused.features import cache_features
 from bertfused.fit import set_up, train_run
 from bertfused.prepare import prepare
-from bertfused.text import make_folder, only_writer, read_lines, replace_file, sha256_file
+from bertfused.progress import Bar, no_bar, warn_of
+from bertfused.subwords import load_tokenizer
+from bertfused.text import make_folder, only_writer, read_lines, sha256_file
 from bertfused.training import TrainState
 from bertfused.translate import SourceLine, choose_device
 
@@ -75,75 +86,91 @@ def train_chain(
         bar: Shows what is done of a stage.
 
     Raises:
-        UserError: If there is a chain and ``resume`` is not set, or some stage was made from
-            something else.
+        UserError: If there is a chain and ``resume`` is not set, or a stage was made from
+            something else than the recipe says.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UserError(
-            f"the chain runs in one process; train a model of it in several by torchrun -m "
-            f"bertfused train {out}/bt.toml --data {out}/bt-data --out {out}/bt --resume"
+            "the chain runs in one process; stop it when it trains a model, and train that in "
+            f"several: torchrun -m bertfused train {out}/bt.toml --data {out}/bt-data --out "
+            f"{out}/bt --resume"
         )
     path = out / RECIPE
     if path.exists() and not resume:
         raise UserError(f"{out} already holds a chain; continue it with --resume")
+    check_tag(recipe)
     make_folder(out)
     with only_writer(out):
-        with replace_file(path) as handle:
-            handle.write(tomli_w.dumps(as_toml(recipe)).encode())
-        Chain(recipe, out, device, bar).go()
+        if not path.exists():
+            write_recipe(path, recipe)
+        Chain(recipe, out.resolve(), device, bar).run()
+        write_recipe(path, recipe)  # only now is all of it made from this one
+
+
+def check_tag(recipe: BacktranslationRecipe) -> None:
+    """Refuse a dictionary without the tag before the work that needs no tag.
+
+    Raises:
+        UserError: If the subwords that the recipe reuses lack it.
+    """
+    folder, tag = recipe.subwords.reuse, recipe.mix.tag
+    if folder is None or not tag:
+        return
+    if tag not in load_tokenizer(folder, recipe.data.source).vocabulary.tags:
+        raise UserError(f"mix.tag = {tag!r} is no tag of the dictionary of {folder}")
 
 
 class Chain:
-    """One call of ``train_chain``."""
+    """One call of ``train_chain``; OUT is an absolute path."""
 
     def __init__(self, recipe: BacktranslationRecipe, out: Path, device: str, bar: Bar) -> None:
-        self.recipe, self.out, self.device, self.bar = recipe, out.resolve(), device, bar
-        self.corpora = leaks.clean_corpora(recipe.data, self.out / "text")
+        self.recipe, self.out, self.device, self.bar = recipe, out, device, bar
+        self.text = out / "text"
 
-    def go(self) -> None:
-        """Do what is not done."""
-        recipe = self.recipe
+    def run(self) -> None:
+        """Do the stages in order."""
+        recipe, data = self.recipe, self.recipe.data
         with self.bar("lines", None) as advance:
-            report = leaks.drop_leaked(recipe.data, self.out / "text", advance)
+            report = leaks.drop_leaked(data, self.text, advance)
         _logger.info("%s", report.table().to_string())
-        self.real("baseline")
-        self.real("reverse")
+        self.train_on_real("baseline")
+        self.train_on_real("reverse")
         for number in range(1, recipe.rounds + 1):
             if number > 1:
-                teacher = _in_round("bt", number - 1)
-                self.semi_supervised("reverse", number, teacher, recipe.data.source)
-            teacher = _in_round("reverse", number)
-            last = self.semi_supervised("bt", number, teacher, recipe.data.target)
+                self.train_on_mixed("reverse", number, _in_round("bt", number - 1), data.source)
+            self.train_on_mixed("bt", number, _in_round("reverse", number), data.target)
         if recipe.fusion is not None:
-            self.fused(last)
+            base = _in_round("bt", recipe.rounds)
+            state = self.train_fused(base)
+            if recipe.stages.fused.control and state.step:
+                self.train_control(base, state)
 
-    def real(self, name: StageName) -> None:
+    def train_on_real(self, stage: Literal["baseline", "reverse"]) -> None:
         """Train a model on the real pairs."""
-        recipe = self._recipe(name)
-        if name != "baseline":
-            recipe = self._with_subwords(recipe)
-        self._prepare(name, recipe)
-        self._train(name, recipe, name)
+        recipe = self._recipe(stage)
+        self._prepare(stage, recipe)
+        self._train(stage, recipe, stage)
 
-    def semi_supervised(self, stage: StageName, number: int, teacher: str, real: str) -> str:
+    def train_on_mixed(
+        self, stage: Literal["reverse", "bt"], number: int, teacher: str, language: str
+    ) -> None:
         """Train a model on real and synthetic pairs.
 
         Args:
+            number: The round, from 1.
             teacher: Model that translates the monolingual text.
-            real: Language of that text.
+            language: Of that text.
 
-        Returns:
-            The model's name.
+        Raises:
+            UserError: If no synthetic pair is kept.
         """
         name = _in_round(stage, number)
-        recipe = self._with_subwords(self._recipe(stage))
-        is_last = stage == "bt" and number == self.recipe.rounds
-        if is_last:  # the data serve the fused model too
+        recipe = self._recipe(stage)
+        if stage == "bt":  # the data may serve the fused model too
             recipe = recipe.model_copy(update={"fusion": self.recipe.fusion})
-        synthetic = self._generate(name, teacher, leaks.clean_mono(self.out / "text", real))
-        report = self._filter(name, synthetic, leaks.clean_mono(self.out / "text", real))
-        if not report.kept:
-            raise UserError(f"{self.out / name}-filtered: the filter kept none of its pairs")
+        text = leaks.clean_mono(self.text, language)
+        synthetic = self._generate(name, teacher, text)
+        self._filter(name, synthetic, text)
         options = self.recipe.mix
         path = mix(
             recipe,
@@ -156,32 +183,22 @@ class Chain:
         mixed = load_recipe(path, Recipe)
         self._prepare(name, mixed)
         self._train(name, mixed.model_copy(update={"fusion": None}), name)
-        return name
 
-    def fused(self, base: str) -> None:
-        """Fuse the encoder into a model, and train that on without it for the same time."""
-        data = DataFolder.open(self.out / f"{base}-data")
-        corpora = load_recipe(self.out / f"{base}.toml", Recipe).data
-        recipe = self._with_subwords(self._recipe("fused")).model_copy(update={"data": corpora})
-        assert recipe.fusion is not None
-        stage = self.recipe.stages.fused
-        costs = Costs(self.out / "costs.json")
-        if stage.cache is not None:
-            with costs.of("cache"):
-                cache_features(data, open_encoder(recipe.fusion), stage.cache, self.bar)
-        state = self._train("fused", recipe, base, init=base)
-        if not stage.control:
-            return
-        plain = recipe.model_copy(update={"fusion": None})
-        if "fused step" not in costs.seconds:
-            device = choose_device(self.device)
-            init = self.out / base
-            setups = {"fused step": set_up(recipe, data, init, device)}
-            setups["plain step"] = set_up(plain, data, init, device)
-            costs.keep(step_seconds(setups))
-        seconds = state.step * costs.seconds["fused step"] + costs.seconds.get("cache", 0.0)
-        length = max(round(seconds / costs.seconds["plain step"]), 1)
-        _logger.info("control: %s steps for the %s of fused", f"{length:,}", f"{state.step:,}")
+    def train_fused(self, base: str) -> TrainState:
+        """Fuse the encoder into a model."""
+        recipe = self._fused_recipe(base)
+        cache = self.recipe.stages.fused.cache
+        if cache is not None:
+            assert recipe.fusion is not None
+            encoder = open_encoder(recipe.fusion).to(choose_device(self.device))
+            cache_features(DataFolder.open(self._data(base)), encoder, cache, self.bar)
+        return self._train("fused", recipe, base, init=base)
+
+    def train_control(self, base: str, fused: TrainState) -> None:
+        """Train the model that was fused on without the encoder, for the same time."""
+        recipe = self._fused_recipe(base)
+        length = self._costs(recipe, base).plain_steps(fused.step)
+        _logger.info("control: %s steps for the %s of fused", f"{length:,}", f"{fused.step:,}")
         train = recipe.train.model_copy(
             update={
                 "max_steps": length,
@@ -189,28 +206,66 @@ class Chain:
                 "max_minutes": None,
                 "patience": None,
                 # As many models to choose the best from.
-                "validate_every": max(recipe.train.validate_every * length // state.step, 1),
+                "validate_every": max(recipe.train.validate_every * length // fused.step, 1),
             }
         )
-        self._train("control", plain.model_copy(update={"train": train}), base, init=base)
+        plain = recipe.model_copy(update={"fusion": None, "train": train})
+        self._train("control", plain, base, init=base)
+
+    def _costs(self, fused: Recipe, base: str) -> Costs:
+        """Measure, once, what a step of the fused and of the plain model costs."""
+        path = self.out / "control" / "costs.json"
+        data = DataFolder.open(self._data(base))
+        made_from = {
+            "data": sha256_file(data.path / "data.toml"),
+            "fused": sha256_file(model_folder(self.out / "fused") / WEIGHTS),
+        }
+        if path.exists():
+            costs = load_section(path, Costs)
+            if costs.made_from == made_from:
+                return costs
+        device = choose_device(self.device)
+        plain = fused.model_copy(update={"fusion": None})
+        recipes = {"fused": fused, "plain": plain}
+        setups = {key: set_up(own, data, self.out / base, device) for key, own in recipes.items()}
+        seconds = step_seconds(setups)
+        encoding = 0.0
+        if self.recipe.stages.fused.cache is not None:
+            assert fused.fusion is not None
+            encoder = open_encoder(fused.fusion).to(device)
+            encoding = encoding_seconds(data.split("train"), encoder)
+        costs = Costs(
+            made_from=made_from,
+            fused_step=seconds["fused"],
+            plain_step=seconds["plain"],
+            encoding=encoding,
+        )
+        make_folder(path.parent)
+        save_section(path, costs)
+        return costs
+
+    def _data(self, name: str) -> Path:
+        return self.out / f"{name}-data"
 
     def _recipe(self, stage: StageName) -> Recipe:
+        """Return the recipe of a model on the real pairs, all with the baseline's subwords."""
         recipe = self.recipe.stage(stage)
-        recipe = recipe.model_copy(
-            update={"data": recipe.data.model_copy(update={"train": self.corpora})}
-        )
+        corpora = leaks.clean_corpora(self.recipe.data, self.text)
+        update: dict[str, Section] = {"data": recipe.data.model_copy(update={"train": corpora})}
+        if stage != "baseline":
+            update |= {"subwords": SubwordsConfig(reuse=self._data("baseline"))}
+        recipe = recipe.model_copy(update=update)
         return reversed_recipe(recipe) if stage == "reverse" else recipe
 
-    def _with_subwords(self, recipe: Recipe) -> Recipe:
-        subwords = recipe.subwords.model_validate({"reuse": self.out / "baseline-data"})
-        return recipe.model_copy(update={"subwords": subwords})
+    def _fused_recipe(self, base: str) -> Recipe:
+        """Return the recipe of the fused model, on the corpora of the model it begins from."""
+        data = load_recipe(self.out / f"{base}.toml", Recipe).data
+        return self._recipe("fused").model_copy(update={"data": data})
 
     def _prepare(self, name: str, recipe: Recipe) -> None:
         _logger.info("%s: data", name)
         with self.bar("pairs", None) as advance:
-            report = prepare(
-                recipe, self.out / f"{name}-data", progress=lambda split, pairs: advance(pairs)
-            )
+            report = prepare(recipe, self._data(name), progress=lambda _, pairs: advance(pairs))
         _logger.info("%s", report)
 
     def _generate(self, name: str, teacher: str, text: Path) -> Synthetic:
@@ -228,49 +283,63 @@ class Chain:
         )
         folder = generation.folder(self.out / f"{name}-generated", options.shards)
         with self.bar("lines", folder.lines) as advance:
-            generate(generation, folder, progress=advance)
+            manifest = generate(generation, folder, progress=advance)
+        if manifest is not None:
+            warn_of(manifest.counts)
         return read_generated(folder.folder, text)
 
-    def _filter(self, name: str, synthetic: Synthetic, text: Path) -> FilterReport:
-        config, out = self.recipe.filter, self.out / f"{name}-filtered"
+    def _filter(self, name: str, synthetic: Synthetic, text: Path) -> None:
+        _logger.info("%s: filtered", name)
+        report = self._filtered(self.out / f"{name}-filtered", synthetic, text)
+        _logger.info("%s", report)
+        if not report.kept:
+            reason = max(report.dropped, key=lambda reason: report.dropped[reason], default="empty")
+            raise UserError(
+                f"{self.out / name}-filtered: none of the {report.pairs:,} synthetic pairs is "
+                f"kept; most go for {reason!r}, see [filter] of the recipe"
+            )
+
+    def _filtered(self, out: Path, synthetic: Synthetic, text: Path) -> FilterReport:
+        """Filter the pairs, unless they are."""
+        config = self.recipe.filter
         is_reverse = synthetic.languages[0] != self.recipe.data.source
         if is_reverse:
-            scripts = (config.target_scripts, config.source_scripts)
-            update = dict(zip(("source_scripts", "target_scripts"), scripts, strict=True))
-            config = config.model_copy(update=update)
-        if (out / leaks.REPORT).exists():
+            scripts = {
+                "source_scripts": config.target_scripts,
+                "target_scripts": config.source_scripts,
+            }
+            config = config.model_copy(update=scripts)
+        run = weights = None
+        if config.min_round_trip is not None:
+            run = self.out / ("reverse" if is_reverse else "baseline")
+            weights = model_folder(run) / WEIGHTS
+        if (out / FILTER_REPORT).exists():
             report = read_report(out)
-            made_from = (sha256_file(synthetic.text), sha256_file(text))
+            made_from = made_from_files(synthetic.text, text, weights)
             if (report.made_from, report.config) == (made_from, config):
                 return report
-        _logger.info("%s: filtered", name)
-        score = None
-        if config.min_round_trip is not None:
-            forward = self.out / ("reverse" if is_reverse else "baseline")
-            score = forward_scores(forward, synthetic.languages, self.device)
+        score = None if run is None else forward_scores(run, synthetic.languages, self.device)
         with self.bar("pairs", synthetic.lines) as advance:
-            report = filter_pairs(
+            return filter_pairs(
                 synthetic.text,
                 text,
                 out,
                 config,
                 synthetic.languages,
                 score=score,
+                forward=weights,
                 progress=advance,
             )
-        _logger.info("%s", report)
-        return report
 
     def _train(
         self, name: str, recipe: Recipe, data: str, *, init: str | None = None
     ) -> TrainState:
         _logger.info("%s: training", name)
-        with replace_file(self.out / f"{name}.toml") as handle:
-            handle.write(tomli_w.dumps(as_toml(recipe)).encode())
+        write_recipe(self.out / f"{name}.toml", recipe)
         with self.bar("steps", recipe.train.max_steps) as advance:
             return train_run(
                 recipe,
-                DataFolder.open(self.out / f"{data}-data"),
+                DataFolder.open(self._data(data)),
                 self.out / name,
                 lambda split: map(SourceLine, read_lines(split.source_text)),
                 init=None if init is None else self.out / init,

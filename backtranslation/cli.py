@@ -1,15 +1,22 @@
-"""The ``backtranslation`` command: synthetic pairs from monolingual text."""
+"""The ``backtranslation`` command: synthetic pairs from monolingual text, and the whole chain."""
 
 import logging
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
-from backtranslation.config import BacktranslationRecipe, FilterConfig, NoiseConfig
+from backtranslation.config import (
+    BacktranslationRecipe,
+    ComputeType,
+    EngineName,
+    FilterConfig,
+    MixConfig,
+    NoiseConfig,
+)
 from bertfused.commands import search_options
 from bertfused.config import Recipe, check_recipe, load_recipe
-from bertfused.console import Quiet, log_to_stderr, make_app, progress, run_app, warn_of
+from bertfused.console import Quiet, log_to_stderr, make_app, progress, run_app
 from bertfused.errors import UserError
 from bertfused.options import (
     SEARCH_PANEL,
@@ -24,6 +31,7 @@ from bertfused.options import (
     Set,
     search_option,
 )
+from bertfused.progress import warn_of
 
 _logger = logging.getLogger(__name__)
 
@@ -32,8 +40,8 @@ NOISE_PANEL = "Noise on the words of what is written"
 
 app = make_app(
     "backtranslation",
-    "Back-translation: synthetic source sentences for monolingual text of the target language, "
-    "in any number of shards.",
+    "Back-translation: synthetic source sentences for monolingual text of the target language, in "
+    "any number of shards; training on real and synthetic pairs, and the whole chain in one.",
 )
 
 
@@ -89,7 +97,7 @@ def generate(
         ),
     ] = None,
     engine: Annotated[
-        Literal["auto", "torch", "ctranslate2"],
+        EngineName,
         typer.Option(
             "--engine",
             help="auto: CTranslate2 where it is installed, the model is plain and the search is "
@@ -97,7 +105,7 @@ def generate(
         ),
     ] = "auto",
     compute_type: Annotated[
-        Literal["float32", "int8"],
+        ComputeType,
         typer.Option("--compute-type", help="Of CTranslate2; int8 is faster, some lines change."),
     ] = "float32",
     beam_size: Annotated[int | None, search_option("beam_size", min=1)] = None,
@@ -264,11 +272,13 @@ def filter_(
     given = {key: value for key, value in bounds.items() if value is not None}
     config = check_recipe(given, FilterConfig, "filter options")
     synthetic = read_generated(generated, mono)
-    score = None
+    score = weights = None
     if forward is not None:
         from backtranslation.round_trip import forward_scores
+        from bertfused.checkpoint import WEIGHTS, model_folder
 
         score = forward_scores(forward, synthetic.languages, device)
+        weights = model_folder(forward) / WEIGHTS
     tokenizers = None
     if dictionaries is not None:
         tokenizers = {side: load_tokenizer(dictionaries, side) for side in synthetic.languages}
@@ -280,6 +290,7 @@ def filter_(
             config,
             synthetic.languages,
             score=score,
+            forward=weights,
             tokenizers=tokenizers,
             progress=advance,
         )
@@ -298,15 +309,11 @@ def mix(
     out: Out,
     upsample: Annotated[
         float,
-        typer.Option(
-            "--upsample",
-            min=0.01,
-            help="Passes through the recipe's own corpora for each one through the synthetic.",
-        ),
+        typer.Option("--upsample", help=MixConfig.model_fields["upsample"].description),
     ] = 1.0,
     tag: Annotated[
         str,
-        typer.Option("--tag", help="Symbol before each synthetic source sentence; '' for none."),
+        typer.Option("--tag", help=MixConfig.model_fields["tag"].description),
     ] = "<BT>",
     noise_drop: Annotated[float, noise_option("drop")] = 0.0,
     noise_blank: Annotated[float, noise_option("blank")] = 0.0,
@@ -324,8 +331,11 @@ def mix(
     from backtranslation.mix import mix as write_mix
 
     noise = noise_config(noise_drop, noise_blank, noise_swap, noise_filler, noise_seed)
+    config = check_recipe({"upsample": upsample, "tag": tag}, MixConfig, "mix options")
     loaded = load_recipe(recipe, Recipe, overrides or [])
-    path = write_mix(loaded, synthetic, out, upsample=upsample, tag=tag or None, noise=noise)
+    path = write_mix(
+        loaded, synthetic, out, upsample=config.upsample, tag=config.tag or None, noise=noise
+    )
     _logger.info("%s", path)
 
 
@@ -364,7 +374,9 @@ def evaluate(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the scores and signatures as JSON.")
     ] = False,
+    batch_tokens: BatchTokens = 4096,
     device: Device = "auto",
+    encoder: Encoder = None,
     quiet: Quiet = False,
 ) -> None:
     """Score the models of a chain on its test sets, each tested against the one before it."""
@@ -372,7 +384,11 @@ def evaluate(
     from backtranslation.evaluate import evaluate_chain
 
     report = evaluate_chain(
-        chain, device=device, bar=lambda what, total: progress(what, total, quiet)
+        chain,
+        device=device,
+        encoder=encoder,
+        batch_tokens=batch_tokens,
+        bar=lambda what, total: progress(what, total, quiet),
     )
     typer.echo(report.model_dump_json(indent=2) if as_json else report)
 

@@ -1,11 +1,12 @@
 """What a back-translation can be configured with; no torch is needed to read it."""
 
+import itertools
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from bertfused.config import DataConfig, Recipe, SearchConfig, Section, check_recipe
+from bertfused.config import CacheDtype, DataConfig, Recipe, SearchConfig, Section, check_recipe
 from bertfused.errors import UserError
 
 EngineName = Literal["auto", "torch", "ctranslate2"]
@@ -113,7 +114,7 @@ class StageConfig(Section):
 class FusedStageConfig(StageConfig):
     """The fused model, and the plain one that is trained on for as long."""
 
-    cache: Literal["fp16", "fp32"] | None = Field(
+    cache: CacheDtype | None = Field(
         None, description="Keep the encoder's states on disk, in this precision."
     )
     control: bool = Field(
@@ -142,8 +143,13 @@ class BacktranslationRecipe(Recipe):
 
     @model_validator(mode="after")
     def _stages_are_recipes(self) -> "BacktranslationRecipe":
-        names: tuple[StageName, ...] = ("baseline", "reverse", "bt", "fused")
-        for name in names:
+        fused = self.stages.fused.model.keys()
+        if other := [key for key in fused if not key.endswith("dropout")]:
+            raise ValueError(
+                f"stages.fused.model.{other[0]}: the network is that of bt; only its dropout may "
+                "differ"
+            )
+        for name in get_args(StageName):
             try:
                 self.stage(name)
             except UserError as error:
@@ -159,13 +165,19 @@ class BacktranslationRecipe(Recipe):
         return self
 
     def stage(self, name: StageName) -> Recipe:
-        """Return the recipe of one model; only that of the fused one has [fusion]."""
-        own: StageConfig = getattr(self.stages, name)
+        """Return the recipe of one model; only that of the fused one has [fusion].
+
+        Raises:
+            UserError: If the keys of the stage do not fit.
+        """
+        stages = [getattr(self.stages, name)]
+        if name == "fused":  # its network is that of bt
+            stages.insert(0, StageConfig(model=self.stages.bt.model))
         values = self.model_dump(exclude_unset=True, include=set(Recipe.model_fields))
         for key in {*MonolingualData.model_fields} - {*DataConfig.model_fields}:
             values["data"].pop(key, None)
         if name != "fused":
             values.pop("fusion", None)
-        for section in StageConfig.model_fields:
-            values[section] = {**values.get(section, {}), **getattr(own, section)}
+        for stage, section in itertools.product(stages, StageConfig.model_fields):
+            values[section] = {**values.get(section, {}), **getattr(stage, section)}
         return check_recipe(values, Recipe, f"stages.{name}")

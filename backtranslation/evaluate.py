@@ -1,5 +1,7 @@
 """Score the models of a chain on its test sets, each against the one before it."""
 
+from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -8,29 +10,32 @@ from pydantic import Field
 from backtranslation.chain import RECIPE, model_names, reverse_names, reversed_recipe
 from backtranslation.config import BacktranslationRecipe
 from bertfused import metrics
-from bertfused.config import Corpus, Recipe, Section, load_recipe
+from bertfused.checkpoint import load_card, model_folder
+from bertfused.config import Corpus, Recipe, Section, load_recipe, save_section
 from bertfused.errors import UserError
-from bertfused.features import Bar, no_bar
-from bertfused.text import count_lines, make_folder, open_output, read_lines, replace_file
+from bertfused.progress import Bar, no_bar, warn_of
+from bertfused.text import count_lines, make_folder, open_output, read_lines
 from bertfused.translate import Translator
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 REPORT = "report.json"
+_RESAMPLES = 1000
 
 
 class SystemScore(Section):
     """One metric of one model on one test set."""
 
-    test: str
+    test: str = Field(description="Name of the test set.")
     model: str
     direction: str = Field(description="Languages, as in ro-en.")
     metric: str
     score: float
+    half_width: float = Field(description="Of its 95% interval.")
     against: str | None = Field(None, description="The model it is tested against.")
     delta: float | None = Field(None, description="Its score less that one's.")
-    p_value: float | None = Field(None, description="Of a paired bootstrap test.")
+    p_value: float | None = Field(None, description="Of a paired bootstrap; none if delta is 0.")
     signature: str
 
 
@@ -43,9 +48,8 @@ class ChainReport(Section):
         """Return a table for each test set, and the signatures."""
         tests = dict.fromkeys(score.test for score in self.scores)
         parts = [f"{test}\n{self.table(test).to_string(index=False)}" for test in tests]
-        signatures = {score.metric: score.signature for score in self.scores}
-        parts.append("\n".join(f"{metric}: {text}" for metric, text in signatures.items()))
-        return "\n\n".join(parts)
+        signatures = dict.fromkeys(f"{score.metric}: {score.signature}" for score in self.scores)
+        return "\n\n".join([*parts, "\n".join(signatures)])
 
     def table(self, test: str) -> "DataFrame":
         """Return a row for each model, with the p-values of its differences to another."""
@@ -53,21 +57,37 @@ class ChainReport(Section):
 
         rows: dict[str, dict[str, str]] = {}
         for score in self.scores:
-            if score.test != test:
-                continue
-            row = rows.setdefault(score.model, {"model": score.model, "direction": score.direction})
-            row[score.metric] = f"{score.score:.2f}"
-            row["against"] = score.against or ""
-            p_value = score.p_value
-            row[f"p ({score.metric})"] = "" if p_value is None else f"{p_value:.4f}"
+            if score.test == test:
+                row = rows.setdefault(
+                    score.model,
+                    {
+                        "model": score.model,
+                        "direction": score.direction,
+                        "against": score.against or "",
+                    },
+                )
+                p_value = score.p_value
+                row[score.metric] = f"{score.score:.2f} ± {score.half_width:.2f}"
+                row[f"p ({score.metric})"] = "" if p_value is None else f"{p_value:.4f}"
         return DataFrame(list(rows.values()))
 
 
-def evaluate_chain(out: Path, *, device: str = "auto", bar: Bar = no_bar) -> ChainReport:
+def evaluate_chain(
+    out: Path,
+    *,
+    device: str = "auto",
+    encoder: str | None = None,
+    batch_tokens: int = 4096,
+    bar: Bar = no_bar,
+) -> ChainReport:
     """Translate the test sets with every model of a chain, and score them.
 
-    Each model is tested against the one before it by paired bootstrap resampling. Writes
-    OUT/evaluation: the translations, and ``report.json``.
+    Each model is tested against the one before it by paired bootstrap resampling (Koehn, 2004).
+    Writes OUT/evaluation: the translations, and ``report.json``.
+
+    Args:
+        encoder: Another place of the pretrained encoder, if it has moved.
+        batch_tokens: Source tokens of a batch.
 
     Raises:
         UserError: If the chain is not finished, or its recipe names no test set.
@@ -87,62 +107,67 @@ def evaluate_chain(out: Path, *, device: str = "auto", bar: Bar = no_bar) -> Cha
     make_folder(folder)
     scores: list[SystemScore] = []
     for own, names in directions:
-        outputs = {name: _translate(out / name, own, folder, device, bar) for name in names}
+        translators = {name: _load(out / name, device, encoder) for name in names}
         for corpus in own.data.test:
-            files = {name: outputs[name][str(corpus.name)] for name in names}
+            files = {name: folder / f"{corpus.name}.{name}.{own.data.target}" for name in names}
+            for name, file in files.items():
+                _translate(translators[name], corpus.source, file, batch_tokens, bar)
             scores += _score(own, corpus, files)
     report = ChainReport(scores=tuple(scores))
-    with replace_file(folder / REPORT) as handle:
-        handle.write(f"{report.model_dump_json(indent=2)}\n".encode())
+    save_section(folder / REPORT, report)
     return report
 
 
-def _translate(run: Path, recipe: Recipe, folder: Path, device: str, bar: Bar) -> dict[str, Path]:
-    """Translate the test sets; returns the files by name of the set."""
-    translator = Translator.load(run, device=device)
-    files = {}
-    for corpus in recipe.data.test:
-        path = folder / f"{corpus.name}.{run.name}.{recipe.data.target}"
-        with bar("lines", count_lines(corpus.source)) as advance, open_output(path) as writer:
-            for translation in translator.translate(read_lines(corpus.source)):
-                writer.write_line(translation.text)
-                advance(1)
-        files[str(corpus.name)] = path
-    return files
+def _load(run: Path, device: str, encoder: str | None) -> Translator:
+    is_fused = load_card(model_folder(run)).fusion is not None
+    return Translator.load(run, device=device, encoder=encoder if is_fused else None)
 
 
-def _score(recipe: Recipe, corpus: Corpus, files: dict[str, Path]) -> list[SystemScore]:
+def _translate(
+    translator: Translator, source: Path, output: Path, batch_tokens: int, bar: Bar
+) -> None:
+    translator.counts.clear()
+    with bar("lines", count_lines(source)) as advance, open_output(output) as writer:
+        lines = read_lines(source)
+        for translation in translator.translate(lines, batch_tokens=batch_tokens):
+            writer.write_line(translation.text)
+            advance(1)
+    warn_of(translator.counts)
+
+
+def _score(recipe: Recipe, corpus: Corpus, files: Mapping[str, Path]) -> list[SystemScore]:
     """Score translations of a test set, each against those before it."""
     references = list(read_lines(corpus.target))
-    hypotheses = {name: list(read_lines(path)) for name, path in files.items()}
-    where = {
-        "test": str(corpus.name),
-        "direction": f"{recipe.data.source}-{recipe.data.target}",
-    }
-    scores = []
-    before: str | None = None
-    for name, lines in hypotheses.items():
-        if before is None:
-            found = (metrics.bleu(lines, references), metrics.chrf(lines, references))
-            scores += [_system_score(name, score, where) for score in found]
-        else:
-            pair = {before: hypotheses[before], name: lines}
-            scores += [
-                _system_score(name, compared.score, where).model_copy(
-                    update={"against": before, "delta": compared.delta, "p_value": compared.p_value}
-                )
-                for compared in metrics.paired_bootstrap(references, pair)
-                if compared.system == name
-            ]
-        before = name
+    texts = {name: list(read_lines(path)) for name, path in files.items()}
+    where = (str(corpus.name), f"{recipe.data.source}-{recipe.data.target}")
+    (first, lines), *_ = texts.items()
+    alone = (
+        metrics.bleu(lines, references, resamples=_RESAMPLES),
+        metrics.chrf(lines, references, resamples=_RESAMPLES),
+    )
+    scores = [_system_score(where, metrics.Comparison(first, own, 0.0, None)) for own in alone]
+    for before, name in pairwise(texts):
+        pair = {before: texts[before], name: texts[name]}
+        tested = metrics.paired_bootstrap(references, pair, resamples=_RESAMPLES)
+        scores += [_system_score(where, own, before) for own in tested if own.system == name]
     return scores
 
 
-def _system_score(name: str, score: metrics.Score, where: dict[str, str]) -> SystemScore:
+def _system_score(
+    where: tuple[str, str], own: metrics.Comparison, against: str | None = None
+) -> SystemScore:
+    test, direction = where
+    assert own.score.interval is not None
     return SystemScore(
-        model=name,
-        metric=score.name,
-        score=score.value,
-        signature=score.signature,
-        **where,
+        test=test,
+        model=own.system,
+        direction=direction,
+        metric=own.score.name,
+        score=own.score.value,
+        half_width=own.score.interval.half_width,
+        against=against,
+        delta=None if against is None else own.delta,
+        # The library gives a system and its copy the smallest p-value there is.
+        p_value=own.p_value if own.delta else None,
+        signature=own.score.signature,
     )

@@ -29,7 +29,8 @@ from typing import TYPE_CHECKING, Literal, get_args
 from pydantic import Field
 
 from backtranslation.config import FilterConfig
-from bertfused.config import Section
+from bertfused.config import Section, load_section, save_section
+from bertfused.errors import UserError
 from bertfused.subwords import Tokenizer
 from bertfused.text import (
     SentencePair,
@@ -37,7 +38,6 @@ from bertfused.text import (
     open_output,
     read_lines,
     read_pairs,
-    replace_file,
     sha256_file,
 )
 from bertfused.vocab import Vocabulary
@@ -152,7 +152,7 @@ class FilterReport(Section):
     """What became of the pairs."""
 
     config: FilterConfig
-    made_from: tuple[str, str] = Field(description="Hashes of both texts.")
+    made_from: dict[str, str] = Field(description="Hashes of both texts, and of the forward model.")
     languages: tuple[str, str] = Field(description="Synthetic source, real target.")
     pairs: int = Field(description="Pairs read.")
     kept: int = Field(description="Pairs written.")
@@ -191,6 +191,7 @@ def filter_pairs(
     languages: tuple[str, str],
     *,
     score: ScorePairs | None = None,
+    forward: Path | None = None,
     tokenizers: Mapping[str, Tokenizer] | None = None,
     progress: Callable[[int], object] = lambda pairs: None,
 ) -> FilterReport:
@@ -201,6 +202,7 @@ def filter_pairs(
         target: The text that it was made from.
         languages: Of both.
         score: Of a forward model; needed for ``min_round_trip``.
+        forward: Weights of that model, to be known by.
         tokenizers: Of both languages, for the shares of unknown tokens.
         progress: Called with the pairs read since the last call.
 
@@ -222,7 +224,7 @@ def filter_pairs(
             targets.write_line(pair.target)
     report = FilterReport(
         config=config,
-        made_from=(sha256_file(source), sha256_file(target)),
+        made_from=made_from_files(source, target, forward),
         languages=languages,
         pairs=sums.kept + counts.total(),
         kept=sums.kept,
@@ -236,9 +238,26 @@ def filter_pairs(
             if tokenizers
         },
     )
-    with replace_file(out / REPORT) as handle:
-        handle.write(f"{report.model_dump_json(indent=2)}\n".encode())
+    save_section(out / REPORT, report)
     return report
+
+
+def made_from_files(source: Path, target: Path, forward: Path | None) -> dict[str, str]:
+    """Hash what decides which pairs are kept, besides the bounds."""
+    files = {"source": source, "target": target, "forward": forward}
+    return {name: sha256_file(path) for name, path in files.items() if path is not None}
+
+
+def read_report(folder: Path) -> FilterReport:
+    """Read what the filter left in its folder.
+
+    Raises:
+        UserError: If it has not finished there.
+    """
+    path = folder / REPORT
+    if not path.exists():
+        raise UserError(f"{folder} is no folder that the filter finished: it has no {REPORT}")
+    return load_section(path, FilterReport)
 
 
 class _Sums:

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from backtranslation.config import MonolingualData
-from bertfused.config import Corpus, Section
+from bertfused.config import Corpus, Section, load_section, save_section
 from bertfused.text import (
     make_folder,
     open_output,
     read_lines,
     read_pairs,
-    replace_file,
     sha256_file,
 )
 
@@ -55,7 +54,7 @@ class Leaks(Section):
 class LeakReport(Section):
     """What was read for the training, and what was left out."""
 
-    made_from: tuple[str, ...] = Field(description="Hashes of all files that were read.")
+    made_from: dict[str, str] = Field(description="Hashes of the files, by what they are.")
     keep_leaked: bool = Field(description="Whether all was kept.")
     corpora: tuple[Leaks, ...] = Field(description="The parallel corpora.")
     mono: dict[str, tuple[Leaks, ...]] = Field(description="The monolingual files, by language.")
@@ -88,21 +87,20 @@ def drop_leaked(
 
     Args:
         progress: Called with the lines or pairs read since the last call.
+
+    Raises:
+        UserError: If a file cannot be read, or the sides of a corpus differ in length.
     """
     make_folder(out)
-    evaluated = (data.dev, *data.test)
-    corpora = (*data.train, *evaluated)
-    files = [*(path for corpus in corpora for path in (corpus.source, corpus.target))]
-    files += [path for paths in data.mono.values() for path in paths]
-    made_from = tuple(map(sha256_file, files))
+    made_from = {role: sha256_file(path) for role, path in _files(data).items()}
     path = out / REPORT
     if path.exists():
-        report = LeakReport.model_validate_json(path.read_bytes())
+        report = load_section(path, LeakReport)
         if (report.made_from, report.keep_leaked) == (made_from, data.keep_leaked):
             return report
         path.unlink()  # written last, so that with it all files are whole
     known = {data.source: set[str](), data.target: set[str]()}
-    for corpus in () if data.keep_leaked else evaluated:
+    for corpus in () if data.keep_leaked else (data.dev, *data.test):
         for language, side in ((data.source, corpus.source), (data.target, corpus.target)):
             known[language].update(filter(None, map(normalised, read_lines(side))))
     report = LeakReport(
@@ -117,9 +115,19 @@ def drop_leaked(
             for language, paths in data.mono.items()
         },
     )
-    with replace_file(path) as handle:
-        handle.write(f"{report.model_dump_json(indent=2)}\n".encode())
+    save_section(path, report)
     return report
+
+
+def _files(data: MonolingualData) -> dict[str, Path]:
+    """Name the files of a recipe by what they are: train.0.source, mono.en.1."""
+    corpora = {f"train.{number}": corpus for number, corpus in enumerate(data.train)}
+    corpora |= {"dev": data.dev, **{f"test.{corpus.name}": corpus for corpus in data.test}}
+    files = {f"{name}.source": corpus.source for name, corpus in corpora.items()}
+    files |= {f"{name}.target": corpus.target for name, corpus in corpora.items()}
+    for language, paths in data.mono.items():
+        files |= {f"mono.{language}.{number}": path for number, path in enumerate(paths)}
+    return files
 
 
 def clean_corpora(data: MonolingualData, out: Path) -> tuple[Corpus, ...]:

@@ -2,30 +2,15 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import tomli_w
 
 from backtranslation.config import NoiseConfig
-from backtranslation.filters import REPORT, FilterReport
+from backtranslation.filters import read_report
 from backtranslation.noise import add_noise
-from bertfused.config import Corpus, Recipe, Section
+from bertfused.config import Corpus, Recipe, write_recipe
 from bertfused.errors import UserError
-from bertfused.text import make_folder, open_output, read_lines, replace_file
+from bertfused.text import make_folder, open_output, read_lines
 
 RECIPE = "mixed.toml"
-
-
-def read_report(folder: Path) -> FilterReport:
-    """Read what the filter left in its folder.
-
-    Raises:
-        UserError: If it has not finished there.
-    """
-    path = folder / REPORT
-    if not path.exists():
-        raise UserError(f"{folder} is no folder that the filter finished: it has no {REPORT}")
-    return FilterReport.model_validate_json(path.read_bytes())
 
 
 def mix(
@@ -53,6 +38,7 @@ def mix(
         UserError: If the synthetic pairs are of other languages, or of the reverse direction.
     """
     make_folder(out)
+    out = out.resolve()
     languages = (recipe.data.source, recipe.data.target)
     corpora = [
         corpus.model_copy(update={"weight": corpus.weight * upsample})
@@ -66,7 +52,7 @@ def mix(
                 f"but the recipe trains {languages[0]} to {languages[1]}; its synthetic side must "
                 f"be {languages[0]}"
             )
-        source, target = (folder / f"filtered.{language}" for language in languages)
+        source, target = (folder.resolve() / f"filtered.{language}" for language in languages)
         if noise is not None and noise.is_any:
             noisy = out / f"noisy.{number}.{languages[0]}"
             with open_output(noisy) as writer:
@@ -80,21 +66,5 @@ def mix(
     data = recipe.data.model_copy(update={"train": tuple(corpora)})
     mixed = recipe.model_copy(update={"data": data, "subwords": subwords})
     path = out / RECIPE
-    with replace_file(path) as handle:
-        handle.write(tomli_w.dumps(as_toml(mixed)).encode())
+    write_recipe(path, mixed)
     return path
-
-
-def as_toml(section: Section) -> dict[str, Any]:
-    """Return a section as a recipe file has it: what was set, with absolute paths."""
-    values = section.model_dump(mode="python", exclude_unset=True, exclude_none=True)
-    converted: dict[str, Any] = _plain(values)
-    return converted
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(entry) for key, entry in value.items() if entry is not None}
-    if isinstance(value, list | tuple):
-        return [_plain(entry) for entry in value]
-    return str(value.resolve()) if isinstance(value, Path) else value

@@ -22,9 +22,9 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from bertfused.config import Section
+from bertfused.config import Section, load_section, save_section
 from bertfused.errors import UserError
 from bertfused.text import make_folder, only_writer, read_lines, replace_file, sha256_file
 
@@ -46,14 +46,10 @@ class Manifest(Section):
 
     @staticmethod
     def read(path: Path) -> "Manifest":
-        try:
-            return Manifest.model_validate_json(path.read_bytes())
-        except ValidationError as error:
-            raise UserError(f"{path} is damaged: {error.errors()[0]['msg']}") from error
+        return load_section(path, Manifest)
 
     def write(self, path: Path) -> None:
-        with replace_file(path) as handle:
-            handle.write(f"{self.model_dump_json(indent=2)}\n".encode())
+        save_section(path, self)
 
     @property
     def is_complete(self) -> bool:

@@ -16,19 +16,18 @@ monolingual text; the chain itself leaves out of it what stands in dev or test.
 
 import argparse
 import json
-import time
 from collections.abc import Iterable
 from pathlib import Path
 from random import Random
 from typing import Any
 
-import tomli_w
 from common import REPOSITORY, SHARED, command, publish, shared_data, table
 
 from backtranslation.config import BacktranslationRecipe
+from backtranslation.equal_time import Costs
+from backtranslation.filters import read_report
 from backtranslation.leaks import LeakReport, normalised
-from backtranslation.mix import as_toml, read_report
-from bertfused.config import load_recipe
+from bertfused.config import load_recipe, load_section, write_recipe
 from bertfused.text import SentencePair, open_output, read_lines, read_pairs
 
 RECIPE = REPOSITORY / "backtranslation" / "recipes" / "ro_en_small.toml"
@@ -125,9 +124,19 @@ def _write(path: Path, lines: Iterable[str]) -> None:
             writer.write_line(line)
 
 
-def report(folder: Path, scores: list[dict[str, Any]], hours: float) -> str:
+def minutes_in_updates(chain: Path) -> float:
+    """Add up the time that all models of a chain were trained."""
+    seconds = 0.0
+    for path in chain.glob("*/metrics.jsonl"):
+        records = [json.loads(line) for line in read_lines(path)]
+        seconds += max(record.get("seconds", 0.0) for record in records)
+    return seconds / 60
+
+
+def report(folder: Path, scores: list[dict[str, Any]]) -> str:
     """Return the results as Markdown."""
-    leaks = LeakReport.model_validate_json((folder / "chain" / "text" / "report.json").read_bytes())
+    leaks = load_section(folder / "chain" / "text" / "report.json", LeakReport)
+    costs = load_section(folder / "chain" / "control" / "costs.json", Costs)
     kept = read_report(folder / "chain" / "bt-filtered")
     models = list(dict.fromkeys(score["model"] for score in scores))
     rows = []
@@ -140,9 +149,9 @@ def report(folder: Path, scores: list[dict[str, Any]], hours: float) -> str:
             [
                 model,
                 bleu["direction"],
-                f"{bleu['score']:.2f}",
-                f"{chrf['score']:.2f}",
-                "" if against is None else f"{against}: " + ", ".join(f"{p:.3f}" for p in p_values),
+                f"{bleu['score']:.2f} ± {bleu['half_width']:.2f}",
+                f"{chrf['score']:.2f} ± {chrf['half_width']:.2f}",
+                "" if against is None else f"{against}: {', '.join(map(p_cell, p_values))}",
             ]
         )
     signatures = {score["metric"]: score["signature"] for score in scores}
@@ -156,14 +165,21 @@ def report(folder: Path, scores: list[dict[str, Any]], hours: float) -> str:
             f"{mono.lines:,} lines of English text, of which {mono.leaked:,} stand in dev or test "
             f"and were left out; {kept.kept:,} synthetic pairs kept, dropped: {counts or 'none'}. "
             f"p of a paired bootstrap against the row named, BLEU and chrF; the control is bt "
-            f"trained on for the time that fused took. {hours:.1f} hours in all. Made by "
-            "`benchmarks/backtranslation_ro_en.py`.",
+            f"trained on for the time that fused took, a step of which cost "
+            f"{costs.fused_step / costs.plain_step:.2f} of its own, and the encoder's states "
+            f"{costs.encoding:.0f} s once. {minutes_in_updates(folder / 'chain'):.0f} minutes of "
+            "updates in all. Made by `benchmarks/backtranslation_ro_en.py`.",
             "",
             table(["model", "direction", "BLEU", "chrF", "p against"], rows),
             "",
             f"Signatures: BLEU `{signatures['BLEU']}`, chrF `{signatures['chrF2']}`",
         ]
     )
+
+
+def p_cell(p_value: float | None) -> str:
+    """Write a p-value; there is none where the scores are equal."""
+    return "equal" if p_value is None else f"{p_value:.3f}"
 
 
 def main() -> None:
@@ -173,7 +189,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], help="override a key of the recipe")
     parser.add_argument("--quick", action="store_true", help="a few seconds, no meaning")
     arguments = parser.parse_args()
-    folder = arguments.out
+    folder = arguments.out / ("quick" if arguments.quick else "full")
     if arguments.quick:
         write_text(folder, bitext=200, mono=300, tested=20)
     else:
@@ -181,14 +197,12 @@ def main() -> None:
     overrides = [f"fusion.encoder={ENCODER}", *(QUICK if arguments.quick else ()), *arguments.set]
     recipe = load_recipe(RECIPE, BacktranslationRecipe, overrides, folder=folder)
     path = folder / "recipe.toml"
-    path.write_text(tomli_w.dumps(as_toml(recipe)))
-    begin = time.monotonic()
+    write_recipe(path, recipe)
     chain = folder / "chain"
     command("train", path, "--out", chain, "--resume", module="backtranslation")
     printed = command("evaluate", chain, "--json", "--quiet", module="backtranslation")
-    hours = (time.monotonic() - begin) / 3600
     scores = json.loads(printed)["scores"]
-    text = report(folder, scores, hours)
+    text = report(folder, scores)
     publish("backtranslation-ro-en", text, {"scores": scores}, folder, quick=arguments.quick)
 
 

@@ -6,7 +6,7 @@ of them; every model has the same settings, updates and subwords, real pairs pas
 time through the synthetic ones, and the best checkpoint is chosen on dev.
 
 The claim, that some amount of synthetic text beats none, is refuted if no amount is significantly
-better than 0 on the test set (paired bootstrap on BLEU, p < 0.05, in every seed).
+better than 0 on the test set (paired bootstrap on BLEU, p < 0.05, with every seed that is run).
 """
 
 import argparse
@@ -15,14 +15,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import tomli_w
 from common import REPOSITORY, command, publish, side_by_side, table
 
-from backtranslation.mix import as_toml
 from backtranslation.plots import load_pyplot
 from bertfused import metrics
-from bertfused.config import Corpus, Recipe, load_recipe
-from bertfused.text import count_lines, open_output, read_lines
+from bertfused.config import Corpus, Recipe, load_recipe, write_recipe
+from bertfused.text import count_lines, open_output, read_lines, sha256_file
 
 IMAGES = REPOSITORY / "docs" / "images"
 
@@ -31,7 +29,7 @@ class Study:
     """Trainings on growing amounts of the synthetic pairs of a chain."""
 
     def __init__(self, chain: Path, folder: Path, steps: int, validate_every: int) -> None:
-        self.folder = folder
+        self.folder = folder = folder / f"{steps}-{sha256_file(chain / 'bt.toml')[:8]}"
         folder.mkdir(parents=True, exist_ok=True)
         self.recipe = load_recipe(chain / "bt.toml", Recipe)
         self.real, self.synthetic = self.recipe.data.train
@@ -66,8 +64,7 @@ class Study:
             update={"max_steps": self.steps, "validate_every": self.validate_every, "seed": seed}
         )
         path = self.folder / f"{name}.toml"
-        update = {"data": data, "train": train}
-        path.write_text(tomli_w.dumps(as_toml(self.recipe.model_copy(update=update))))
+        write_recipe(path, self.recipe.model_copy(update={"data": data, "train": train}))
         prepared = self.folder / f"{name}-data"
         command("prepare", path, "--out", prepared, "--quiet")
         run = self.folder / name
@@ -149,7 +146,7 @@ def plot(results: list[dict[str, Any]], path: Path) -> None:
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    default = REPOSITORY / "runs" / "backtranslation_ro_en" / "chain"
+    default = REPOSITORY / "runs" / "backtranslation_ro_en" / "full" / "chain"
     parser.add_argument("--chain", type=Path, default=default, help="a finished chain")
     parser.add_argument("--out", type=Path, default=REPOSITORY / "runs" / "backtranslation_scaling")
     parser.add_argument("--multiples", type=int, nargs="+", default=[0, 1, 2, 5])

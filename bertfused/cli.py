@@ -4,7 +4,7 @@ import logging
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,10 +15,11 @@ from bertfused.commands import (
     score_sentences,
     set_up_sentences,
 )
-from bertfused.config import Recipe
+from bertfused.config import CacheDtype, Recipe
 from bertfused.console import Quiet, log_to_stderr, make_app, progress, run_app
 from bertfused.errors import UserError
 from bertfused.options import (
+    Device,
     Encoder,
     Lowercase,
     Out,
@@ -152,12 +153,13 @@ def cache_features(
         int, typer.Option("--last-layers", min=1, help="As fusion.last_layers.")
     ] = 4,
     dtype: Annotated[
-        Literal["fp16", "fp32"],
+        CacheDtype,
         typer.Option("--dtype", help="Of the file: 2 or 4 bytes times encoder width a wordpiece."),
     ] = "fp16",
     no_segments: Annotated[
         bool, typer.Option("--no-segments", help="As fusion.segments = false.")
     ] = False,
+    device: Device = "auto",
     quiet: Quiet = False,
 ) -> None:
     """Compute the frozen encoder's states of training and dev data once, for all epochs."""
@@ -166,6 +168,7 @@ def cache_features(
     from bertfused.config import FusionConfig, check_recipe
     from bertfused.data import DataFolder
     from bertfused.features import cache_features as cache
+    from bertfused.translate import choose_device
 
     folder = DataFolder.open(data)
     values: dict[str, Any] = {
@@ -177,7 +180,7 @@ def cache_features(
     made_with = folder.report.encoder if folder.report is not None else None
     if made_with is not None and made_with.max_wordpieces is not None:
         values["max_wordpieces"] = made_with.max_wordpieces
-    loaded = open_encoder(check_recipe(values, FusionConfig, "options"))
+    loaded = open_encoder(check_recipe(values, FusionConfig, "options")).to(choose_device(device))
     cache(folder, loaded, dtype, lambda what, total: progress(what, total, quiet))
 
 

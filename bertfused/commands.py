@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from bertfused.config import Corpus, Recipe, SearchConfig, load_recipe
-from bertfused.console import Quiet, log_to_stderr, progress, warn_of
+from bertfused.console import Quiet, log_to_stderr, progress
 from bertfused.errors import UserError
 from bertfused.options import (
     SEARCH_PANEL,
@@ -34,6 +34,7 @@ from bertfused.options import (
     Source,
     search_option,
 )
+from bertfused.progress import warn_of
 from bertfused.text import SentenceTest, count_lines, open_output, read_lines
 
 if TYPE_CHECKING:

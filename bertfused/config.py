@@ -11,14 +11,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
+import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from bertfused.errors import UserError
+from bertfused.text import replace_file
 
 Activation = Literal["relu", "gelu"]
 Order = Literal["parallel", "bert-first", "encoder-first"]
 Precision = Literal["auto", "fp32", "bf16"]
 InferencePrecision = Literal["fp32", "bf16"]
+CacheDtype = Literal["fp16", "fp32"]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 Tag = Annotated[str, Field(pattern=r"^\S+$")]
 
@@ -360,6 +363,34 @@ def check_recipe(
     return recipe if folder is None else _absolute(recipe, folder)
 
 
+def write_recipe(path: Path, recipe: Section) -> None:
+    """Write a recipe as a file that ``load_recipe`` reads: what was set in it."""
+    values = recipe.model_dump(mode="json", exclude_unset=True, exclude_none=True)
+    with replace_file(path) as handle:
+        handle.write(tomli_w.dumps(values).encode())
+
+
+def load_section(path: Path, schema: type[RecipeT]) -> RecipeT:
+    """Read a JSON file that ``save_section`` wrote.
+
+    Raises:
+        UserError: If it is damaged, or of another version of this program.
+    """
+    try:
+        return schema.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        what = f"{where}: {first['msg']}" if where else first["msg"]
+        raise UserError(f"{path} is damaged: {what}") from error
+
+
+def save_section(path: Path, section: Section) -> None:
+    """Write a JSON file beside its final name and rename it."""
+    with replace_file(path) as handle:
+        handle.write(f"{section.model_dump_json(indent=2)}\n".encode())
+
+
 def _override(values: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key:
@@ -487,7 +518,8 @@ def _absolute(section: RecipeT, folder: Path) -> RecipeT:
             parts = tuple(resolve(part) for part in value)
             return value if all(a is b for a, b in zip(parts, value, strict=True)) else parts
         if isinstance(value, dict):
-            return {key: resolve(part) for key, part in value.items()}
+            changed = {key: resolve(part) for key, part in value.items()}
+            return value if all(changed[key] is value[key] for key in value) else changed
         return value
 
     resolved = {name: resolve(value) for name, value in section}

@@ -15,8 +15,6 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from bertfused import __version__
 from bertfused.errors import UserError
 
-_logger = logging.getLogger(__name__)
-
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing on stderr but warnings.")]
 
 
@@ -122,10 +120,3 @@ def progress(what: str, total: int | None, quiet: bool) -> Iterator[Callable[[in
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=total)
         yield lambda done: bar.advance(task, done)
-
-
-def warn_of(counts: dict[str, int]) -> None:
-    """Report what had to be cut or changed, one line for each reason."""
-    for reason, count in counts.items():
-        if count:
-            _logger.warning("%s: %s", reason, f"{count:,}")

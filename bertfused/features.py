@@ -8,7 +8,6 @@ the states of all examples one after the other, the ``.idx`` file their lengths 
 import hashlib
 import logging
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -17,26 +16,20 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bertfused.batch import BertIds, pad_ids, token_batches
+from bertfused.batch import pad_ids, token_batches
+from bertfused.config import CacheDtype
 from bertfused.data import DataFolder
 from bertfused.errors import UserError
 from bertfused.pretrained import PretrainedEncoder
+from bertfused.progress import Bar, no_bar
 from bertfused.store import IdStore
 from bertfused.text import only_writer, replace_file
 
 _logger = logging.getLogger(__name__)
 
-DTYPES: dict[str, type[np.floating]] = {"fp16": np.float16, "fp32": np.float32}
+DTYPES: dict[CacheDtype, type[np.floating]] = {"fp16": np.float16, "fp32": np.float32}
 # Examples encoded before any of their states is written: the bound on memory.
 _CHUNK = 2048
-
-# Given what is counted and how many there are, shows what is done while the block lasts.
-Bar = Callable[[str, int | None], AbstractContextManager[Callable[[int], None]]]
-
-
-def no_bar(what: str, total: int | None) -> AbstractContextManager[Callable[[int], None]]:
-    """Show nothing."""
-    return nullcontext(lambda done: None)
 
 
 class FeatureCache:
@@ -62,7 +55,7 @@ class FeatureCache:
         return torch.from_numpy(np.array(self._states[self._starts[i] : self._starts[i + 1]]))
 
 
-def cache_folder(data: Path, encoder: PretrainedEncoder, dtype: str) -> Path:
+def cache_folder(data: Path, encoder: PretrainedEncoder, dtype: CacheDtype) -> Path:
     """Return where the cache of this encoder lies in a DATA folder."""
     layers = f"{encoder.layer} {encoder.layer_numbers} {encoder.wordpieces.max_length}"
     key = f"{encoder.fingerprint} {layers} {encoder.uses_segments} {dtype}"
@@ -71,7 +64,8 @@ def cache_folder(data: Path, encoder: PretrainedEncoder, dtype: str) -> Path:
 
 def open_cache(data: Path, encoder: PretrainedEncoder, split: str) -> FeatureCache | None:
     """Open the cache of a split if there is one, fp32 before fp16."""
-    for name in ("fp32", "fp16"):
+    names: tuple[CacheDtype, ...] = ("fp32", "fp16")
+    for name in names:
         prefix = cache_folder(data, encoder, name) / split
         if prefix.with_suffix(".idx").is_file():
             return FeatureCache(prefix, encoder.state_width, DTYPES[name])
@@ -79,12 +73,14 @@ def open_cache(data: Path, encoder: PretrainedEncoder, split: str) -> FeatureCac
 
 
 def cache_features(
-    data: DataFolder, encoder: PretrainedEncoder, dtype: str, progress: Bar = no_bar
+    data: DataFolder, encoder: PretrainedEncoder, dtype: CacheDtype, bar: Bar = no_bar
 ) -> None:
     """Write the caches of the training and dev sets of a DATA folder, unless they are there.
 
     Args:
-        dtype: "fp16" or "fp32", of the files.
+        encoder: On the device where it is to run.
+        dtype: Of the files.
+        bar: Shows how many sentences are done.
 
     Raises:
         UserError: If the folder was not prepared for this encoder, or another process writes it.
@@ -103,7 +99,7 @@ def cache_features(
                 _logger.info("%s is cached already", name)
                 continue
             prefix = cache_folder(data.path, encoder, dtype) / split.prefix.name
-            with progress(f"{name} sentences", len(split)) as advance:
+            with bar(f"{name} sentences", len(split)) as advance:
                 write_cache(split.bert, encoder, prefix, dtype, progress=advance)
             size = prefix.with_suffix(".bin").stat().st_size / 1e6
             _logger.info(
@@ -115,7 +111,7 @@ def write_cache(
     store: IdStore,
     encoder: PretrainedEncoder,
     prefix: Path,
-    dtype: str,
+    dtype: CacheDtype,
     *,
     batch_tokens: int = 4096,
     progress: Callable[[int], object] = lambda done: None,
@@ -125,15 +121,14 @@ def write_cache(
     Args:
         store: The encoder's ids.
         prefix: Path of the two files without suffix; they appear when they are complete.
-        dtype: "fp16" or "fp32", of the file.
+        dtype: Of the file.
         progress: Called with the number of examples done since the last call.
     """
     prefix.parent.mkdir(parents=True, exist_ok=True)
-    ids = encoder.bert_ids
     with replace_file(prefix.with_suffix(".bin")) as handle:
         for start in range(0, len(store), _CHUNK):
             rows = [store[i] for i in range(start, min(start + _CHUNK, len(store)))]
-            for states in _encode(rows, encoder, ids, batch_tokens):
+            for states in encode_rows(rows, encoder, batch_tokens):
                 handle.write(states.numpy().astype(DTYPES[dtype]).tobytes())
             progress(len(rows))
     with replace_file(prefix.with_suffix(".idx")) as handle:
@@ -141,12 +136,11 @@ def write_cache(
 
 
 @torch.inference_mode()
-def _encode(
-    rows: list[NDArray[np.int64]],
-    encoder: PretrainedEncoder,
-    ids: BertIds,
-    batch_tokens: int,
+def encode_rows(
+    rows: list[NDArray[np.int64]], encoder: PretrainedEncoder, batch_tokens: int = 4096
 ) -> list[Float[Tensor, "bert state_width"]]:
+    """Return the states of some examples, in fp32 on the CPU; ``rows`` are the encoder's ids."""
+    ids = encoder.bert_ids
     lengths = np.array([len(row) for row in rows])
     states: list[Tensor] = [torch.empty(0)] * len(rows)
     device = next(encoder.parameters()).device

@@ -140,7 +140,7 @@ def chrf(
     Raises:
         UserError: If the sides differ in length or are empty, or ``resamples`` is under 2.
     """
-    return _corpus_score(CHRF(lowercase=lowercase), hypotheses, references, resamples, seed)
+    return _corpus_score(_Chrf(lowercase=lowercase), hypotheses, references, resamples, seed)
 
 
 def document_bleu(
@@ -356,6 +356,17 @@ def format_comparison(comparisons: Sequence[Comparison]) -> str:
     return "\n".join([table, "", *notes])
 
 
+class _Chrf(CHRF):
+    """The library's chrF, whose resamples are all of one type.
+
+    It gives 0.0 where nothing matches and a number of numpy elsewhere, of which it then takes a
+    mean that refuses a mixture.
+    """
+
+    def _compute_f_score(self, statistics: Any) -> float:
+        return float(super()._compute_f_score(statistics))
+
+
 def _bleu_metric(lowercase: bool, tokenize: Tokenize) -> BLEU:
     # force: the library's own look at tokenised text logs a warning; check_texts is ours.
     try:
@@ -405,7 +416,7 @@ def _paired_test(
         _check_lengths(name, hypotheses, "references", references)
     metrics = {
         "BLEU": _bleu_metric(lowercase, tokenize),
-        "CHRF": CHRF(lowercase=lowercase),
+        "CHRF": _Chrf(lowercase=lowercase),
     }
     with _sacrebleu_seed(seed):
         signatures, results = PairedTest(

@@ -346,7 +346,7 @@ def _complete_report(out: Path, planned: PrepareReport) -> PrepareReport | None:
         if old.get(key) != new.get(key):
             raise UserError(
                 f"{out} was made from something else: {key} differs; "
-                "give another folder, or --force to make it anew"
+                "give another folder, or take this one away"
             )
     return report
 

@@ -106,7 +106,8 @@ class RunFolder:
         before = read_config(self.path, type(recipe))
         old, new = _flat(before.model_dump(mode="json")), _flat(recipe.model_dump(mode="json"))
         for key in sorted(old.keys() | new.keys()):
-            if old.get(key) == new.get(key) or key.startswith("data."):
+            # What the data say of text and subwords is in their hash, whatever the files' names.
+            if old.get(key) == new.get(key) or key.startswith(("data.", "subwords.reuse")):
                 continue
             is_steps = key == "train.max_steps" and recipe.optim.schedule == "linear"
             if is_steps or not _MAY_CHANGE.fullmatch(key):

@@ -17,7 +17,7 @@ from bertfused.commands import (
     pronoun_finder,
 )
 from bertfused.config import Corpus, Recipe
-from bertfused.console import Quiet, log_to_stderr, make_app, progress, run_app, warn_of
+from bertfused.console import Quiet, log_to_stderr, make_app, progress, run_app
 from bertfused.errors import UserError
 from bertfused.options import (
     BatchTokens,
@@ -27,6 +27,7 @@ from bertfused.options import (
     EncoderPrecision,
     Run,
 )
+from bertfused.progress import warn_of
 from bertfused.text import make_folder, open_output, read_lines
 from docnmt.config import DocumentRecipe
 from docnmt.contrastive_formats import SetFormat, read_set

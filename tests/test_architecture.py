@@ -21,7 +21,7 @@ MODES = ("docnmt", "backtranslation", "unsup", "bertgen")
 # Bottom up: a module of the core imports modules of its own layer or of lower ones.
 LAYERS = (
     {"errors"},
-    {"text", "config", "schedule"},
+    {"text", "config", "schedule", "progress"},
     {"vocab"},
     {"subwords", "store", "metrics", "noise", "packed", "linguistics"},
     {"batch", "data", "attention", "wordpieces"},

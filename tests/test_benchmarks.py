@@ -124,7 +124,7 @@ def test_backtranslation_ro_en_and_scaling(tmp_path: Path, shared_data: SharedDa
     printed = run("backtranslation_ro_en.py", "--quick", "--out", tmp_path / "ro-en")
     models = ["baseline", "bt", "control", "fused", "reverse"]
     assert rows(printed) == ["model", "---", *models]
-    chain = ("--chain", tmp_path / "ro-en" / "chain", "--multiples", 0, 1)
+    chain = ("--chain", tmp_path / "ro-en" / "quick" / "chain", "--multiples", 0, 1)
     printed = run("backtranslation_scaling.py", "--quick", *chain, "--out", tmp_path / "scaling")
     assert rows(printed) == ["synthetic", "---", "0x", "1x"]
     assert (tmp_path / "scaling" / "backtranslation_scaling.png").exists()

@@ -8,20 +8,23 @@ from random import Random
 from typing import Any
 
 import pytest
+from sacrebleu import corpus_bleu, corpus_chrf
+from typer.testing import CliRunner
 
 from backtranslation.chain import model_names, reverse_names, train_chain
+from backtranslation.cli import app
 from backtranslation.config import BacktranslationRecipe
 from backtranslation.evaluate import evaluate_chain
-from backtranslation.mix import read_report
-from bertfused.config import Recipe, check_recipe, load_recipe
+from backtranslation.filters import read_report
+from backtranslation.leaks import drop_leaked
+from bertfused.config import Recipe, check_recipe, load_recipe, write_recipe
 from bertfused.data import DataFolder
 from bertfused.errors import UserError
-from bertfused.text import read_lines
+from bertfused.text import read_lines, sha256_file
 from tests.tiny_encoders import make_encoder
 
-# Seconds that would be measured; another machine's would make other chains.
-COSTS = {"fused step": 0.03, "plain step": 0.02}
-SHORT = {"bt": {"train": {"max_steps": 6}}, "fused": {"control": False}}
+# 18 steps: 4 each but for the 6 of bt.
+SHORT = {"bt": {"train": {"max_steps": 6}}, "fused": {"control": False, "cache": "fp32"}}
 
 
 def write(path: Path, lines: list[str]) -> None:
@@ -68,6 +71,7 @@ def recipe_of(text: Path, **changes: Any) -> BacktranslationRecipe:
             "heads": 2,
         },
         "fusion": {"encoder": "encoder", "drop_net": 0.5},
+        "optim": {"lr": 0.02, "warmup_steps": 1},
         "train": {
             "batch_tokens": 200,
             "max_steps": 4,
@@ -90,8 +94,6 @@ def recipe_of(text: Path, **changes: Any) -> BacktranslationRecipe:
 
 
 def run(recipe: BacktranslationRecipe, out: Path, **options: Any) -> None:
-    out.mkdir(exist_ok=True)
-    (out / "costs.json").write_text(json.dumps(COSTS))
     train_chain(recipe, out, device="cpu", **options)
 
 
@@ -128,10 +130,8 @@ def test_each_stage_is_made_from_the_ones_before(chain: Path) -> None:
     teachers = {"bt": "reverse", "reverse-2": "bt", "bt-2": "reverse-2"}
     for name, teacher in teachers.items():
         manifest = json.loads((chain / f"{name}-generated" / "manifest.json").read_bytes())
-        model = json.loads((chain / teacher / "run.json").read_bytes())
-        assert manifest["made_from"]["languages"] == list(
-            DataFolder.open(Path(model["data"])).languages
-        )
+        weights = chain / teacher / "model" / "model.safetensors"
+        assert manifest["made_from"]["model"] == sha256_file(weights)
 
 
 def test_pairs_are_real_on_the_target_side_and_marked_on_the_source_side(chain: Path) -> None:
@@ -160,9 +160,11 @@ def test_one_dictionary_serves_all(chain: Path) -> None:
 
 def test_the_control_is_the_plain_model_for_the_time_of_the_fused_one(chain: Path) -> None:
     control = load_recipe(chain / "control" / "config.toml", Recipe)
-    costs = json.loads((chain / "costs.json").read_bytes())
-    seconds = 4 * COSTS["fused step"] + costs["cache"]
-    assert control.train.max_steps == round(seconds / COSTS["plain step"])
+    costs = json.loads((chain / "control" / "costs.json").read_bytes())
+    seconds = 4 * costs["fused_step"] + costs["encoding"]
+    assert control.train.max_steps == round(seconds / costs["plain_step"])
+    assert costs["encoding"] > 0
+    assert costs["fused_step"] > costs["plain_step"]
     assert control.fusion is None
     fused = load_recipe(chain / "fused" / "config.toml", Recipe)
     assert fused.fusion is not None
@@ -171,25 +173,35 @@ def test_the_control_is_the_plain_model_for_the_time_of_the_fused_one(chain: Pat
 
 @pytest.fixture(scope="module")
 def undisturbed(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Run a chain of 18 steps: 4 each but for the 6 of bt."""
+    """Run a chain without a pause."""
     out = tmp_path_factory.mktemp("chains") / "undisturbed"
     run(recipe_of(text, stages=SHORT), out)
     return out
 
 
-@pytest.mark.parametrize("stop", [3, 12, 17])
+@pytest.mark.parametrize(
+    ("stage", "stop"),
+    [
+        ("lines", 100),  # of the 152 read for leaks
+        ("lines", 199),  # the 47 that are generated besides
+        ("pairs", 200),  # filtered
+        ("steps", 12),  # of bt
+        ("train sentences", 1),  # the encoder's states are computed
+        ("steps", 17),  # of fused
+    ],
+)
 def test_stopped_anywhere_it_ends_as_if_undisturbed(
-    text: Path, tmp_path: Path, undisturbed: Path, stop: int
+    text: Path, tmp_path: Path, undisturbed: Path, stage: str, stop: int
 ) -> None:
     recipe = recipe_of(text, stages=SHORT)
     done = 0
 
     @contextmanager
     def stopping(what: str, total: int | None) -> Iterator[Any]:
-        def advance(_: int) -> None:
+        def advance(number: int) -> None:
             nonlocal done
-            done += what == "steps"
-            if done == stop:
+            done += number * (what == stage)
+            if what == stage and done >= stop:
                 raise KeyboardInterrupt
 
         yield advance
@@ -212,15 +224,18 @@ def test_called_again_it_does_nothing(chain: Path, text: Path) -> None:
 
 
 def test_another_recipe_is_refused_where_it_matters(chain: Path, text: Path) -> None:
-    recipe = recipe_of(text, rounds=2, search={"max_length_b": 5, "beam_size": 3})
+    before = made(chain)
+    recipe = recipe_of(text, rounds=2, generate={"engine": "torch", "search": {"beam_size": 3}})
     with pytest.raises(UserError, match=r"was made from something else: search.beam_size is 2"):
         train_chain(recipe, chain, device="cpu", resume=True)
-    train_chain(recipe_of(text, rounds=2), chain, device="cpu", resume=True)
+    assert made(chain) == before
 
 
 def test_a_filter_that_keeps_nothing_stops_the_chain(text: Path, tmp_path: Path) -> None:
     recipe = recipe_of(text, filter={"min_words": 99, "max_words": 99})
-    with pytest.raises(UserError, match=r"bt-filtered: the filter kept none of its pairs"):
+    with pytest.raises(
+        UserError, match="none of the 47 synthetic pairs is kept; most go for 'short'"
+    ):
         run(recipe, tmp_path / "chain")
 
 
@@ -233,8 +248,6 @@ def test_several_processes_are_refused(
 
 
 def test_evaluation_tests_each_model_against_the_one_before(chain: Path) -> None:
-    from sacrebleu import corpus_bleu
-
     report = evaluate_chain(chain, device="cpu")
     own = [score for score in report.scores if score.metric == "BLEU"]
     assert [(score.model, score.direction, score.against) for score in own] == [
@@ -246,16 +259,60 @@ def test_evaluation_tests_each_model_against_the_one_before(chain: Path) -> None
         ("reverse", "b-a", None),
         ("reverse-2", "b-a", "reverse"),
     ]
-    for score in own:
+    assert len({score.score for score in report.scores if score.metric == "chrF2"}) > 2
+    for score in report.scores:
         source, target = score.direction.split("-")
         data = "baseline-data" if target == "b" else "reverse-data"
         raw = chain / data / f"test.{source}-{target}.raw.{target}"
         hypotheses = list(read_lines(chain / "evaluation" / f"test.{score.model}.{target}"))
-        wanted = corpus_bleu(hypotheses, [list(read_lines(raw))]).score
-        assert score.score == pytest.approx(wanted)
-        assert (score.p_value is None) == (score.against is None)
-    assert "reverse-2" in str(report)
+        metric = corpus_bleu if score.metric == "BLEU" else corpus_chrf
+        assert score.score == pytest.approx(metric(hypotheses, [list(read_lines(raw))]).score)
+        if score.against is not None:
+            before = {s.model: s.score for s in report.scores if s.metric == score.metric}
+            assert score.delta == pytest.approx(score.score - before[score.against])
+            assert (score.p_value is None) == (score.delta == 0)
+    assert str(report).count("\n reverse-2") + str(report).count("\nreverse-2") == 1
     assert json.loads((chain / "evaluation" / "report.json").read_bytes())["scores"]
+
+
+def test_commands(chain: Path, text: Path, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.toml"
+    write_recipe(recipe, recipe_of(text, rounds=2))
+    call("train", recipe, "--out", chain, "--resume", "--device", "cpu", "--quiet")
+    printed = call("evaluate", chain, "--json", "--device", "cpu", "--quiet")
+    assert json.loads(printed) == json.loads((chain / "evaluation" / "report.json").read_bytes())
+
+
+def call(*arguments: object) -> str:
+    result = CliRunner().invoke(app, list(map(str, arguments)))
+    assert result.exit_code == 0, result
+    return result.stdout
+
+
+def test_evaluation_says_what_it_lacks(chain: Path, text: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"holds no chain: it has no recipe.toml"):
+        evaluate_chain(tmp_path)
+    recipe = recipe_of(text, rounds=2)
+    write_recipe(tmp_path / "recipe.toml", recipe)
+    with pytest.raises(UserError, match=r"baseline is not trained; go on with train --resume"):
+        evaluate_chain(tmp_path)
+    without = recipe.data.model_copy(update={"test": ()})
+    write_recipe(tmp_path / "recipe.toml", recipe.model_copy(update={"data": without}))
+    with pytest.raises(UserError, match=r"names no data.test to evaluate on"):
+        evaluate_chain(tmp_path)
+
+
+def test_damaged_reports_are_named(text: Path, tmp_path: Path) -> None:
+    drop_leaked(recipe_of(text).data, tmp_path)
+    (tmp_path / "report.json").write_text('{"lines":')
+    with pytest.raises(UserError, match=r"report.json is damaged: "):
+        drop_leaked(recipe_of(text).data, tmp_path)
+
+
+def test_a_reused_dictionary_needs_the_tag(chain: Path, text: Path, tmp_path: Path) -> None:
+    recipe = recipe_of(text, subwords={"reuse": chain / "baseline-data"}, mix={"tag": "<XX>"})
+    with pytest.raises(UserError, match=r"mix.tag = '<XX>' is no tag of the dictionary of"):
+        train_chain(recipe, tmp_path / "chain", device="cpu")
 
 
 def test_names_of_models(text: Path) -> None:
@@ -273,6 +330,10 @@ def test_names_of_models(text: Path) -> None:
             "stages.bt: unknown key train.max_stepz; did you mean 'max_steps'",
         ),
         ({"stages": {"bt2": {}}}, "unknown key stages.bt2; did you mean 'bt'"),
+        (
+            {"stages": {"fused": {"model": {"heads": 1}}}},
+            "stages.fused.model.heads: the network is that of bt; only its dropout may differ",
+        ),
         ({"stages": {"reverse": {"optim": {"lr": -1}}}}, "stages.reverse: optim.lr = -1"),
     ],
 )

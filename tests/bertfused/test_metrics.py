@@ -110,6 +110,12 @@ def test_too_little_to_compute_is_refused() -> None:
         bleu([], [])
     with pytest.raises(UserError, match="at least 2 samples, but 1 was asked for"):
         chrf(REFERENCES, REFERENCES, resamples=1)
+
+
+def test_chrf_of_resamples_with_and_without_a_match() -> None:
+    score = chrf(["abcdefg", *["x"] * 3], ["abcdefg", *["y"] * 3], resamples=50)
+    assert score.interval is not None
+    assert 0 < score.interval.mean < 100
     with pytest.raises(UserError, match="at least two systems, but there is 1"):
         paired_bootstrap(REFERENCES, {"plain": REFERENCES})
     with pytest.raises(UserError, match="at least 2 samples, but 0 was asked for"):
