@@ -26,7 +26,14 @@ from pydantic import Field
 
 from bertfused.config import Section, load_section, save_section
 from bertfused.errors import UserError
-from bertfused.text import make_folder, only_writer, read_lines, replace_file, sha256_file
+from bertfused.text import (
+    LineWriter,
+    make_folder,
+    only_writer,
+    read_lines,
+    replace_file,
+    sha256_file,
+)
 
 BLOCK = 2048  # lines
 MANIFEST = "manifest.json"
@@ -182,11 +189,13 @@ class ShardFolder:
             if not path.exists():
                 handle.truncate(manifest.size)
                 handle.seek(manifest.size)
+                writer = LineWriter(handle.write)
                 rest = range(lines.start + manifest.done, lines.stop)
                 for block in _blocks(corpus, rest):
                     translated = translate(block, lines.start + manifest.done)
                     assert len(translated.lines) == len(block)
-                    handle.write("".join(f"{line}\n" for line in translated.lines).encode())
+                    for line in translated.lines:
+                        writer.write_line(line)
                     handle.flush()
                     os.fsync(handle.fileno())
                     counts = Counter(manifest.counts)
@@ -270,7 +279,7 @@ def _settings(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
 
 
 def _blocks(corpus: Path, lines: range) -> Iterator[list[str]]:
-    wanted = islice(read_lines(corpus), lines.start, lines.stop)
+    wanted = islice(read_lines(corpus, skip=lines.start), len(lines))
     while block := list(islice(wanted, BLOCK)):
         yield block
 

@@ -16,7 +16,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO, NamedTuple, cast
@@ -39,20 +39,22 @@ class SentencePair(NamedTuple):
     target: str
 
 
-def read_lines(path: Path | None, *, keep_bom: bool = False) -> Iterator[str]:
+def read_lines(path: Path | None, *, keep_bom: bool = False, skip: int = 0) -> Iterator[str]:
     """Yield the records of a text file without their line ends.
 
     Args:
         path: File to read, ``.gz`` and ``.zst`` decompressed; None is standard input.
         keep_bom: Leave a leading byte order mark in the first record.
+        skip: So many records are passed over without being looked at, which is faster.
 
     Raises:
         UserError: If the file cannot be read, is damaged or is not UTF-8.
     """
     name = "standard input" if path is None else str(path)
-    offset = 0
     with _readable_errors(name):
-        for number, record in enumerate(_records(path), start=1):
+        records = _records(path)
+        offset = sum(map(len, islice(records, skip)))
+        for number, record in enumerate(records, start=skip + 1):
             if number == 1 and not keep_bom and record.startswith(_BOM):
                 _logger.warning("%s starts with a byte order mark; it is not read as text", name)
                 offset = len(_BOM)

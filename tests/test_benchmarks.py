@@ -73,6 +73,18 @@ def test_context_suites(tmp_path: Path) -> None:
     assert again.split("\n![")[0].rstrip() == printed.split("\n![")[0].rstrip()
 
 
+@pytest.mark.slow
+def test_backtranslation_memory(tmp_path: Path) -> None:
+    pytest.importorskip("ctranslate2")
+    pytest.importorskip("matplotlib")
+    files = ("--folder", tmp_path, "--plots", tmp_path / "images")
+    printed = run("backtranslation_memory.py", "--quick", *files)
+    generate = [f"generate, {engine}" for engine in ("no model", "CTranslate2", "torch")]
+    stages = [stage for stage in (*generate, "filter", "mix, prepare") for _ in range(2)]
+    assert rows(printed)[:12] == ["stage", "---", *stages]
+    assert len(list((tmp_path / "images").glob("*.png"))) == 1
+
+
 def test_speed_vs_fairseq_says_what_it_needs() -> None:
     # All of it needs fairseq, which is installed in an environment of its own.
     assert "--fairseq-python" in run("speed_vs_fairseq.py", "--help")

@@ -13,8 +13,19 @@ from bertfused.vocab import Vocabulary
 TINY = {"encoder_layers": 2, "decoder_layers": 2, "model_dim": 16, "ffn_dim": 24, "heads": 4}
 
 
-def make_run(folder: Path, *, fusion: FusionConfig | None = None, **options: object) -> ModelConfig:
-    """Write ``folder/model``, en to de, of words s0, s1, ... and t0, t1, ..."""
+def make_run(
+    folder: Path,
+    *,
+    fusion: FusionConfig | None = None,
+    tokenizer: Tokenizer | None = None,
+    **options: object,
+) -> ModelConfig:
+    """Write ``folder/model``, en to de.
+
+    Args:
+        tokenizer: Of both languages; else they are of words: w0, w1, ..., or e0, ... and d0, ...
+            where they share no embeddings.
+    """
     config = ModelConfig(**(TINY | options))
     sizes = {"en": 40, "de": 40 if config.share_embeddings == "all" else 30}
     texts = folder / "texts"
@@ -22,7 +33,9 @@ def make_run(folder: Path, *, fusion: FusionConfig | None = None, **options: obj
     for language, size in sizes.items():
         letter = "w" if config.share_embeddings == "all" else language[0]
         words = [f"{letter}{number}" for number in range(size - 4)]
-        Tokenizer(Words(), Vocabulary(words, range(len(words), 0, -1))).save(texts, language)
+        own = tokenizer or Tokenizer(Words(), Vocabulary(words, range(len(words), 0, -1)))
+        own.save(texts, language)
+        sizes[language] = len(own.vocabulary)
     torch.manual_seed(7)
     model = build_model(
         config, fusion, source_size=sizes["en"], target_size=sizes["de"], bert_dim=8

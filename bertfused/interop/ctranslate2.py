@@ -28,7 +28,7 @@ from bertfused.search import beam_search
 from bertfused.subwords import Tokenizer, load_tokenizer
 from bertfused.vocab import Vocabulary
 
-# CTranslate2 cuts its input here by default, so its tables of positions need no more rows.
+# CTranslate2 cuts its input here by default; its tables of positions have at least so many rows.
 _POSITIONS = 1024
 
 
@@ -163,8 +163,9 @@ def _specification(trained: TrainedModel) -> Any:
     decoder = TransformerDecoderSpec(
         config.decoder_layers, config.decoder_heads or config.heads, **options
     )
-    _set_embedding(encoder, encoder.embeddings[0], model.encoder.embed)
-    _set_embedding(decoder, decoder.embeddings, model.decoder.embed)
+    positions = max(_POSITIONS, config.max_positions)
+    _set_embedding(encoder, encoder.embeddings[0], model.encoder.embed, positions)
+    _set_embedding(decoder, decoder.embeddings, model.decoder.embed, positions)
     for spec, layer in zip(encoder.layer, model.encoder.layers, strict=True):
         assert isinstance(layer, EncoderLayer)
         _set_self_attention(spec.self_attention, layer.self_attention, layer.attention_norm)
@@ -195,10 +196,10 @@ def _symbols(tokenizer: Tokenizer) -> list[str]:
     return symbols
 
 
-def _set_embedding(spec: Any, tokens: Any, embedding: Embedding) -> None:
+def _set_embedding(spec: Any, tokens: Any, embedding: Embedding, positions: int) -> None:
     tokens.weight = embedding.tokens.weight.detach()
     if embedding.positions is None:
-        table = sinusoids(_POSITIONS, embedding.tokens.embedding_dim)
+        table = sinusoids(positions, embedding.tokens.embedding_dim)
     else:
         table = embedding.positions.weight.detach()
     spec.position_encodings.encodings = table

@@ -6,14 +6,24 @@ from random import Random
 import pytest
 
 from backtranslation import engines, shards
-from backtranslation.config import NoiseConfig
+from backtranslation.config import FilterConfig, NoiseConfig
+from backtranslation.filters import filter_pairs
 from backtranslation.generate import Generation, generate
 from backtranslation.noise import add_noise
-from bertfused.checkpoint import load_card, write_card
+from backtranslation.shards import read_generated
+from bertfused.checkpoint import (
+    WEIGHTS,
+    hash_text_files,
+    load_card,
+    read_tensors,
+    save_model,
+    write_card,
+)
 from bertfused.config import SearchConfig
 from bertfused.errors import UserError
-from bertfused.subwords import UNKNOWN
+from bertfused.subwords import UNKNOWN, Tokenizer, Words
 from bertfused.translate import Translator
+from bertfused.vocab import Vocabulary
 from tests.tiny_encoders import make_encoder, make_fused_run
 from tests.tiny_run import make_run
 
@@ -93,6 +103,23 @@ def test_ctranslate2_translates_the_same(runs: Path, corpus: Path, tmp_path: Pat
     assert theirs == ours
 
 
+def test_ctranslate2_reads_lines_as_long_as_ours(tmp_path: Path) -> None:
+    """Sinusoids have no end: max_positions may be more than CTranslate2's own limit, 1,024."""
+    pytest.importorskip("ctranslate2")
+    make_run(tmp_path / "run", max_positions=1500)
+    (tmp_path / "mono.en").write_text(f"{'w1 w2 w3 ' * 400}\n{'w4 w5 w6 w7 ' * 500}\n")
+    search = SearchConfig(beam_size=1, max_length_b=4)
+    generation = Generation(tmp_path / "run", tmp_path / "mono.en", search, device="cpu")
+    found = [
+        replace(generation, engine=engine).open_engine().translate([line], 0)
+        for line in (tmp_path / "mono.en").read_text().split("\n")[:-1]
+        for engine in ("torch", "ctranslate2")
+    ]
+    assert found[0] == found[1]
+    assert found[2] == found[3]
+    assert [translated.counts["long lines"] for translated in found] == [0, 0, 1, 1]
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
@@ -161,3 +188,80 @@ def test_a_model_that_reads_documents_is_refused(corpus: Path, tmp_path: Path) -
     generation = Generation(tmp_path / "run", corpus, SEARCH, engine="torch")
     with pytest.raises(UserError, match="run reads documents; generate needs a sentence-level"):
         generation.folder(tmp_path / "out", 1)
+
+
+def run_that_wants(symbol: str, folder: Path) -> Path:
+    """Make a RUN that gives one symbol, special or the tag t, nearly all probability."""
+    make_run(folder, share_embeddings="decoder", norm="pre")
+    words = Vocabulary([f"d{i}" for i in range(24)] + ["t", "e"], [*range(24, 0, -1), -1, 0])
+    card = load_card(folder / "model")
+    Tokenizer(Words(), words).save(folder / "model", "de")
+    wanted = words.tags["t"] if symbol == "t" else words.symbols.index(symbol)
+    tensors = read_tensors(folder / "model" / WEIGHTS)
+    embedding = tensors["decoder.embed.tokens.weight"]
+    tensors["decoder.norm.bias"] += 200 * embedding[wanted] / embedding[wanted].norm() ** 2
+    changed = card.model_copy(update={"text_files": hash_text_files(folder / "model")})
+    save_model(folder / "model", changed, tensors, folder / "model")
+    return folder
+
+
+SEARCHES: list[dict[str, object]] = [
+    {"beam_size": 1},
+    {"beam_size": 5},
+    {"sampling": "full"},
+    {"sampling": "topk:3"},
+    {"sampling": "nucleus:0.9", "temperature": 2.0},
+]
+
+
+@pytest.mark.parametrize("options", SEARCHES, ids=str)
+@pytest.mark.parametrize("symbol", ["<unk>", "t"])
+def test_a_model_that_wants_the_unknown_symbol_or_a_tag_never_writes_it(
+    corpus: Path, tmp_path: Path, symbol: str, options: dict[str, object]
+) -> None:
+    run = run_that_wants(symbol, tmp_path / "run")
+    search = SEARCH.model_copy(update=options)
+    translator = Translator.load(run, device="cpu")
+    freely = [found.text for found in translator.translate(["w1 w2", "w3"], search)]
+    assert ("".join(freely).replace(UNKNOWN, "").strip() == "") == (symbol == "<unk>")
+    sampled = "sampling" in options
+    for engine in ("torch",) if sampled else ("torch", "ctranslate2"):
+        if engine == "ctranslate2":
+            pytest.importorskip("ctranslate2")
+        generation = Generation(run, corpus, search, engine=engine, device="cpu")
+        texts = text_of(generation, tmp_path / engine)
+        words = {word for text in texts for word in text.split()}
+        assert words
+        assert words <= {f"d{i}" for i in range(24)} | {"e"}
+
+
+@pytest.mark.parametrize("engine", ["torch", "ctranslate2"])
+def test_an_empty_translation_is_an_empty_line(corpus: Path, tmp_path: Path, engine: str) -> None:
+    """The filter then drops the pair, and counts it."""
+    if engine == "ctranslate2":
+        pytest.importorskip("ctranslate2")
+    run = run_that_wants("</s>", tmp_path / "run")
+    search = SEARCH.model_copy(update={"min_length": 0})
+    generation = Generation(run, corpus, search, engine=engine, device="cpu")
+    assert text_of(generation, tmp_path / "out", 3) == [""] * 50
+    found = read_generated(tmp_path / "out", corpus)
+    out = tmp_path / "filtered"
+    report = filter_pairs(found.text, corpus, out, FilterConfig(), found.languages)
+    assert (report.kept, report.dropped) == (0, {"empty": 50})
+
+
+def test_a_line_with_a_tab_or_another_separator_stays_one_line(runs: Path, tmp_path: Path) -> None:
+    lines = ["w1\tw2", "w1\u2028w2", "w3\x85w4\x0bw5\x0cw6\x1cw7", "w8\rw9", "\t", "\u2029", "w1"]
+    path = tmp_path / "mono.en"
+    path.write_bytes("\n".join(lines).encode())
+    generation = Generation(runs / "plain", path, SEARCH, engine="torch")
+    folder = generation.folder(tmp_path / "out", 2)
+    manifest = generate(generation, folder)
+    assert manifest is not None
+    assert manifest.lines == 7
+    apart = [" ".join(line.split()) for line in lines]
+    translator = Translator.load(runs / "plain", device="cpu")
+    search = SEARCH.model_copy(update={"unk_penalty": 1e9})
+    expected = [found.text for found in translator.translate(apart, search)]
+    assert folder.text.read_bytes().decode().split("\n")[:-1] == expected
+    assert [not text for text in expected] == [False] * 4 + [True] * 2 + [False]

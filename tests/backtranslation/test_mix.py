@@ -1,17 +1,24 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from backtranslation.config import FilterConfig, NoiseConfig
 from backtranslation.filters import filter_pairs
+from backtranslation.generate import Generation, generate
 from backtranslation.mix import mix
 from backtranslation.noise import add_noise
-from bertfused.config import Recipe, load_recipe
+from backtranslation.shards import read_generated
+from bertfused.checkpoint import hash_text_files, load_card, write_card
+from bertfused.config import Recipe, SearchConfig, load_recipe
 from bertfused.data import DataFolder
 from bertfused.errors import UserError
+from bertfused.fit import set_up
 from bertfused.prepare import prepare
 from bertfused.text import read_lines
+from tests.tiny_run import make_run
 
 
 def write(path: Path, *lines: str) -> Path:
@@ -102,3 +109,58 @@ def test_what_the_recipe_leaves_open_stays_open(
     ).model_dump(exclude_unset=True)
     assert sorted(mixed) == ["data", "subwords", "train"]
     assert mixed["subwords"] == {"kind": "words", "tags": ("<BT>",)}
+
+
+def test_several_corpora_are_one_training_and_nothing_is_concatenated(
+    recipe: Recipe, synthetic: Path, tmp_path: Path
+) -> None:
+    path = mix(recipe, [synthetic, synthetic], tmp_path / "mixed", upsample=1.5)
+    assert list((tmp_path / "mixed").iterdir()) == [path]
+    mixed = load_recipe(path, Recipe)
+    data = DataFolder.open(prepared(mixed, tmp_path / "data"))
+    assert data.report is not None
+    assert data.report.splits["train"].corpora == (2, 2, 2)
+    training = set_up(mixed, data, None, torch.device("cpu")).train
+    numbers = np.concatenate(training.batches(100, np.random.default_rng(1))).tolist()
+    assert [numbers.count(i) for i in range(6)] == [3, 3, 1, 1, 1, 1]
+
+
+def prepared(recipe: Recipe, out: Path) -> Path:
+    prepare(recipe, out)
+    return out
+
+
+@pytest.mark.parametrize("languages", [("ro", "en"), ("en", "ro")])
+def test_the_direction_is_that_of_the_run_from_the_text_to_the_mix(
+    tmp_path: Path, languages: tuple[str, str]
+) -> None:
+    """A RUN from en to ro makes pairs for a training from ro to en, and for no other."""
+    make_run(tmp_path / "run")
+    card = load_card(tmp_path / "run" / "model")
+    model = tmp_path / "run" / "model"
+    for old, new in (("de", "ro"), ("en", "en")):
+        (model / f"dict.{old}.txt").rename(model / f"dict.{new}.txt")
+    write_card(
+        model, card.model_copy(update={"target": "ro", "text_files": hash_text_files(model)})
+    )
+    mono = write(tmp_path / "mono.en", "w1 w2", "", "w3 w4")
+    search = SearchConfig(beam_size=1, max_length_b=4)
+    generation = Generation(tmp_path / "run", mono, search, engine="torch")
+    generate(generation, generation.folder(tmp_path / "generated", 1))
+    found = read_generated(tmp_path / "generated", mono)
+    assert (found.text.name, found.languages) == ("synthetic.ro", ("ro", "en"))
+    keeping = FilterConfig(max_repeats=9)
+    filter_pairs(found.text, mono, tmp_path / "filtered", keeping, found.languages)
+    assert list(read_lines(tmp_path / "filtered" / "filtered.en")) == ["w1 w2", "w3 w4"]
+    source, target = languages
+    files = {"source": mono, "target": mono}
+    data = {"source": source, "target": target, "train": [files], "dev": files}
+    sections = {"data": data, "subwords": {"kind": "words"}, "train": {"max_steps": 1}}
+    recipe = Recipe.model_validate(sections)
+    if languages == ("en", "ro"):
+        with pytest.raises(UserError, match="its synthetic side must be en"):
+            mix(recipe, [tmp_path / "filtered"], tmp_path / "mixed")
+        return
+    mixed = load_recipe(mix(recipe, [tmp_path / "filtered"], tmp_path / "mixed"), Recipe)
+    corpus = mixed.data.train[1]
+    assert (corpus.source.name, corpus.target.name) == ("filtered.ro", "filtered.en")

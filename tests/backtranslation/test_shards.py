@@ -84,6 +84,30 @@ def test_any_number_of_shards_gives_the_same_text(tmp_path: Path, corpus: Path) 
         assert (manifest.lines, manifest.done, manifest.size) == (23, 23, len(expected))
 
 
+@pytest.mark.parametrize("shards", [1, 12, 120])
+def test_shards_are_joined_by_number_not_by_name(tmp_path: Path, shards: int) -> None:
+    """Every shard but those beyond the blocks has lines; as names, 10 and 100 come before 2."""
+    corpus = tmp_path / "mono.en"
+    corpus.write_text("".join(f"line {number}\n" for number in range(480)))
+    folder = replace(folder_of(tmp_path / "out", shards), lines=480)
+    assert all(map(folder.lines_of, folder.numbers(None)))
+    expected = "".join(f"{number}: LINE {number}\n" for number in range(480))
+    assert write_all(folder, corpus) == expected.encode()
+
+
+def test_no_translation_becomes_two_records(tmp_path: Path, corpus: Path) -> None:
+    """One with a line feed would shift all that follow; a carriage return would be lost."""
+
+    def ending(text: str) -> bytes:
+        folder = folder_of(tmp_path / str(len(text)), 1)
+        list(folder.write(1, corpus, lambda lines, _: Translated([text] * len(lines), Counter())))
+        return folder.path(1).read_bytes()
+
+    assert ending("a\rb\r\r") == b"a\rb\n" * 23
+    with pytest.raises(ValueError, match="a record cannot hold a line feed"):
+        ending("a\nb")
+
+
 class Killed(BaseException):
     """What no handler expects, like the end of the process."""
 

@@ -78,6 +78,22 @@ def test_invalid_utf8_is_an_error_with_its_place(tmp_path: Path, mark: bytes) ->
     assert str(error.value) == f"{path}, line 2, byte offset {offset}: 0xff is not UTF-8"
 
 
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_records_can_be_passed_over(tmp_path: Path, suffix: str, mark: str) -> None:
+    """Those that follow keep their numbers and offsets in messages."""
+    content = f"{mark}a\u2028\n\r\n\x85\x0bb\rc\nd".encode()
+    packed = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.ZstdCompressor().compress}[suffix]
+    path = write(tmp_path / f"text{suffix}", packed(content))
+    whole = list(read_lines(path))
+    assert len(whole) == 4
+    for skip in range(6):
+        assert list(read_lines(path, skip=skip)) == whole[skip:]
+    path = write(tmp_path / f"bad{suffix}", packed(content + b"\n\xff\n"))
+    with pytest.raises(UserError, match=rf"line 5, byte offset {len(content) + 1}: 0xff"):
+        list(read_lines(path, skip=3))
+
+
 def test_standard_input_obeys_the_same_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     stdin = io.TextIOWrapper(io.BytesIO("a\u2028b\rc\r\nd".encode()))
     monkeypatch.setattr(sys, "stdin", stdin)
