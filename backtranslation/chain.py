@@ -20,10 +20,11 @@ its folders.
 import logging
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from backtranslation import leaks
 from backtranslation.config import BacktranslationRecipe, StageName
+from backtranslation.engines import check_engine
 from backtranslation.equal_time import Costs, encoding_seconds, step_seconds
 from backtranslation.filters import REPORT as FILTER_REPORT
 from backtranslation.filters import FilterReport, filter_pairs, made_from_files, read_report
@@ -47,7 +48,9 @@ from bertfused.errors import UserError
 from bertfused.features import cache_features
 from bertfused.fit import set_up, train_run
 from bertfused.prepare import prepare
+from bertfused.pretrained import load_wordpieces
 from bertfused.progress import Bar, no_bar, warn_of
+from bertfused.run import flatten
 from bertfused.subwords import load_tokenizer
 from bertfused.text import make_folder, only_writer, read_lines, sha256_file
 from bertfused.training import TrainState
@@ -96,28 +99,85 @@ def train_chain(
             f"{out}/bt --resume"
         )
     path = out / RECIPE
-    if path.exists() and not resume:
-        raise UserError(f"{out} already holds a chain; continue it with --resume")
-    check_tag(recipe)
+    if path.exists():
+        if not resume:
+            raise UserError(f"{out} already holds a chain; continue it with --resume")
+        check_unchanged(load_recipe(path, BacktranslationRecipe), recipe, out)
+    check_parts(recipe, device)
     make_folder(out)
     with only_writer(out):
-        if not path.exists():
-            write_recipe(path, recipe)
-        Chain(recipe, out.resolve(), device, bar).run()
-        write_recipe(path, recipe)  # only now is all of it made from this one
+        chain = Chain(recipe, out.resolve(), device, bar)
+        chain.clean()
+        write_recipe(path, recipe)
+        chain.run()
 
 
-def check_tag(recipe: BacktranslationRecipe) -> None:
-    """Refuse a dictionary without the tag before the work that needs no tag.
+# What is first made with the keys of a section, or with a key; of what may change until then.
+_MADE_WITH = {
+    "rounds": "fused",
+    "data": "baseline-data",
+    "subwords": "baseline-data",
+    "model": "baseline",
+    "optim": "baseline",
+    "train": "baseline",
+    "search": "baseline",
+    "generate": "bt-generated",
+    "filter": "bt-filtered",
+    "mix": "bt-mixed",
+    "fusion": "bt-data",
+    "stages.baseline": "baseline",
+    "stages.reverse": "reverse",
+    "stages.bt": "bt",
+    "stages.fused": "fused",
+}
+
+
+def check_unchanged(
+    before: BacktranslationRecipe, recipe: BacktranslationRecipe, out: Path
+) -> None:
+    """Refuse to go on with a recipe that says otherwise how something there was made.
+
+    Files may have other names; the stages know them by their hashes.
 
     Raises:
-        UserError: If the subwords that the recipe reuses lack it.
+        UserError: Naming the key.
     """
+    old, new = (flatten(_without_paths(own.model_dump())) for own in (before, recipe))
+    for key in sorted(old.keys() | new.keys()):
+        made = next(name for part, name in _MADE_WITH.items() if f"{key}.".startswith(f"{part}."))
+        if old.get(key) != new.get(key) and (out / made).exists():
+            raise UserError(
+                f"cannot resume {out}: {key} was {old.get(key)!r} and is {new.get(key)!r}, and "
+                f"{made} is made with it; take that folder and those of later stages away, or "
+                "give another --out"
+            )
+
+
+def _without_paths(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_paths(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return {str(number): _without_paths(part) for number, part in enumerate(value)}
+    return "a file" if isinstance(value, Path) else value
+
+
+def check_parts(recipe: BacktranslationRecipe, device: str) -> None:
+    """Look for what later stages need, before the work of the first.
+
+    Raises:
+        UserError: If a reused dictionary lacks the tag, the encoder cannot be loaded, or engine or
+            device are not there.
+    """
+    choose_device(device)
+    check_engine(recipe.generate.engine, recipe.generate.search or recipe.search)
     folder, tag = recipe.subwords.reuse, recipe.mix.tag
-    if folder is None or not tag:
-        return
-    if tag not in load_tokenizer(folder, recipe.data.source).vocabulary.tags:
+    tags = [tag] if folder is None else load_tokenizer(folder, recipe.data.source).vocabulary.tags
+    if tag and tag not in tags:
         raise UserError(f"mix.tag = {tag!r} is no tag of the dictionary of {folder}")
+    if recipe.fusion is not None:
+        load_wordpieces(recipe.fusion.encoder)
+    elif "fused" in recipe.stages.model_fields_set:
+        _logger.warning("[stages.fused] has no use: the recipe has no [fusion]")
 
 
 class Chain:
@@ -127,12 +187,24 @@ class Chain:
         self.recipe, self.out, self.device, self.bar = recipe, out, device, bar
         self.text = out / "text"
 
-    def run(self) -> None:
-        """Do the stages in order."""
-        recipe, data = self.recipe, self.recipe.data
+    def clean(self) -> None:
+        """Write the training text.
+
+        Raises:
+            UserError: If nothing is left of a language's monolingual text.
+        """
         with self.bar("lines", None) as advance:
-            report = leaks.drop_leaked(data, self.text, advance)
+            report = leaks.drop_leaked(self.recipe.data, self.text, advance)
         _logger.info("%s", report.table().to_string())
+        for language, files in report.mono.items():
+            if not sum(own.lines - own.leaked - own.blank for own in files):
+                raise UserError(
+                    f"data.mono.{language} has no line of text that is not in a dev or test set"
+                )
+
+    def run(self) -> None:
+        """Do the other stages in order."""
+        recipe, data = self.recipe, self.recipe.data
         self.train_on_real("baseline")
         self.train_on_real("reverse")
         for number in range(1, recipe.rounds + 1):

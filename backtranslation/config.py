@@ -1,6 +1,7 @@
 """What a back-translation can be configured with; no torch is needed to read it."""
 
 import itertools
+import re
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -70,6 +71,9 @@ class MonolingualData(DataConfig):
 
     @model_validator(mode="after")
     def _mono_is_of_these_languages(self) -> "MonolingualData":
+        for language in (self.source, self.target):
+            if not re.fullmatch(r"[A-Za-z0-9_]+", language):
+                raise ValueError(f"language {language!r} has to be of letters, digits and '_'")
         for language in self.mono:
             if language not in (self.source, self.target):
                 raise ValueError(

@@ -1,6 +1,8 @@
 """What translates the blocks of a corpus: our decoder, or CTranslate2 where that does the same."""
 
 import importlib.util
+import logging
+import math
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,11 +16,10 @@ from backtranslation.shards import Translated
 from bertfused.checkpoint import load_card, model_folder
 from bertfused.config import SearchConfig
 from bertfused.errors import UserError
-from bertfused.interop.ctranslate2 import CTranslate2Search, unsuited_search
+from bertfused.interop.ctranslate2 import CTranslate2Search, exported, unsuited_search
 from bertfused.translate import Long, Translator
 
-# Nats taken from the unknown symbol: no synthetic text has one.
-_NEVER = 1e9
+_logger = logging.getLogger(__name__)
 
 
 @runtime_checkable
@@ -45,7 +46,8 @@ class TorchEngine:
         self, translator: Translator, search: SearchConfig, *, batch_tokens: int, long: Long
     ) -> None:
         self._translator = translator
-        self._search = search.model_copy(update={"unk_penalty": _NEVER})
+        # No synthetic text has the unknown symbol.
+        self._search = search.model_copy(update={"unk_penalty": math.inf})
         self._batch_tokens, self._long = batch_tokens, long
 
     def translate(self, lines: Sequence[str], first_line: int) -> Translated:
@@ -126,20 +128,43 @@ class NoisyEngine:
         return Translated(noisy, counts)
 
 
+def check_engine(name: EngineName, search: SearchConfig) -> None:
+    """Refuse CTranslate2 for a search that it cannot do, or where it is not installed.
+
+    Raises:
+        UserError: Saying why.
+    """
+    reason = _unsuited(search)
+    if name == "ctranslate2" and reason is not None:
+        raise UserError(f"engine ctranslate2: {reason}")
+
+
+def _unsuited(search: SearchConfig) -> str | None:
+    if importlib.util.find_spec("ctranslate2") is None:
+        return "it is not installed (pip install 'bert-fused-nmt[ctranslate2]')"
+    return unsuited_search(search)
+
+
 def choose_engine(name: EngineName, run: Path, search: SearchConfig) -> str:
-    """Return "torch" or "ctranslate2": the latter for "auto" where it can do the same.
+    """Return "torch" or "ctranslate2": the latter for "auto" where it does the same.
+
+    That is seen by an export of the model and a comparison in greedy search.
 
     Raises:
         UserError: If CTranslate2 is asked for and cannot.
     """
     if name == "torch":
         return name
-    card = load_card(model_folder(run))
-    reason = unsuited_search(search)
-    if card.fusion is not None:
+    check_engine(name, search)
+    reason = _unsuited(search)
+    if load_card(model_folder(run)).fusion is not None:
         reason = f"{run} is fused"
-    elif importlib.util.find_spec("ctranslate2") is None:
-        reason = "it is not installed (pip install 'bert-fused-nmt[ctranslate2]')"
-    if name == "ctranslate2" and reason is not None:
-        raise UserError(f"--engine ctranslate2: {reason}")
+        if name == "ctranslate2":
+            raise UserError(f"engine ctranslate2: {reason}")
+    if name == "auto" and reason is None:
+        try:
+            exported(run)
+        except UserError as error:
+            reason = str(error)
+            _logger.warning("translating with our decoder: %s", reason)
     return "torch" if reason is not None else "ctranslate2"

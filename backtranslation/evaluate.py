@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
+from backtranslation import leaks
 from backtranslation.chain import RECIPE, model_names, reverse_names, reversed_recipe
 from backtranslation.config import BacktranslationRecipe
 from bertfused import metrics
 from bertfused.checkpoint import load_card, model_folder
-from bertfused.config import Corpus, Recipe, Section, load_recipe, save_section
+from bertfused.config import Corpus, Recipe, Section, load_recipe, load_section, save_section
 from bertfused.errors import UserError
 from bertfused.progress import Bar, no_bar, warn_of
-from bertfused.text import count_lines, make_folder, open_output, read_lines
+from bertfused.text import count_lines, make_folder, open_output, read_lines, sha256_file
 from bertfused.translate import Translator
 
 if TYPE_CHECKING:
@@ -103,6 +104,7 @@ def evaluate_chain(
         for name in names:
             if not (out / name / "report.md").exists():
                 raise UserError(f"{out / name} is not trained; go on with train --resume")
+    _check_tests(recipe, out)
     folder = out / "evaluation"
     make_folder(folder)
     scores: list[SystemScore] = []
@@ -116,6 +118,16 @@ def evaluate_chain(
     report = ChainReport(scores=tuple(scores))
     save_section(folder / REPORT, report)
     return report
+
+
+def _check_tests(recipe: BacktranslationRecipe, out: Path) -> None:
+    """Refuse test sets that the training text was not kept clear of."""
+    checked = load_section(out / "text" / leaks.REPORT, leaks.LeakReport).made_from
+    for corpus in recipe.data.test:
+        for side in ("source", "target"):
+            path: Path = getattr(corpus, side)
+            if checked.get(f"test.{corpus.name}.{side}") != sha256_file(path):
+                raise UserError(f"{path} has changed since the training text was kept clear of it")
 
 
 def _load(run: Path, device: str, encoder: str | None) -> Translator:

@@ -49,6 +49,7 @@ class Leaks(Section):
     files: tuple[str, ...] = Field(description="What was read.")
     lines: int = Field(description="Lines or pairs read.")
     leaked: int = Field(description="Of these, left out.")
+    blank: int = Field(0, description="Of the others, without text; these stay.")
 
 
 class LeakReport(Section):
@@ -92,7 +93,7 @@ def drop_leaked(
         UserError: If a file cannot be read, or the sides of a corpus differ in length.
     """
     make_folder(out)
-    made_from = {role: sha256_file(path) for role, path in _files(data).items()}
+    made_from = hashes(data)
     path = out / REPORT
     if path.exists():
         report = load_section(path, LeakReport)
@@ -119,8 +120,12 @@ def drop_leaked(
     return report
 
 
+def hashes(data: MonolingualData) -> dict[str, str]:
+    """Hash the files of a recipe, by what they are: train.0.source, mono.en.1."""
+    return {role: sha256_file(path) for role, path in _files(data).items()}
+
+
 def _files(data: MonolingualData) -> dict[str, Path]:
-    """Name the files of a recipe by what they are: train.0.source, mono.en.1."""
     corpora = {f"train.{number}": corpus for number, corpus in enumerate(data.train)}
     corpora |= {"dev": data.dev, **{f"test.{corpus.name}": corpus for corpus in data.test}}
     files = {f"{name}.source": corpus.source for name, corpus in corpora.items()}
@@ -174,13 +179,14 @@ def _write_lines(
     found = []
     with open_output(clean) as writer:
         for path in paths:
-            lines = leaked = 0
+            lines = leaked = blank = 0
             for line in read_lines(path):
                 lines += 1
                 progress(1)
                 if normalised(line) in known:
                     leaked += 1
                 else:
+                    blank += not line.strip()
                     writer.write_line(line)
-            found.append(Leaks(files=(str(path),), lines=lines, leaked=leaked))
+            found.append(Leaks(files=(str(path),), lines=lines, leaked=leaked, blank=blank))
     return tuple(found)

@@ -78,6 +78,9 @@ class DataConfig(Section):
             raise ValueError("every entry of data.test needs a name of its own")
         if {"train", "dev"} & set(names):
             raise ValueError("a test set cannot be named 'train' or 'dev'")
+        for name in names:
+            if not re.fullmatch(r"[^/\\\x00-\x1f]*[^/\\\x00-\x1f.]", name or ""):
+                raise ValueError(f"name {name!r} of a test set is to be part of file names")
         return self
 
     @model_validator(mode="after")

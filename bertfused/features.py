@@ -95,10 +95,10 @@ def cache_features(
                 raise UserError(
                     f"{data.path} was prepared for the encoder {made_with.name}, not {encoder.name}"
                 )
-            if open_cache(data.path, encoder, split.prefix.name) is not None:
+            prefix = cache_folder(data.path, encoder, dtype) / split.prefix.name
+            if prefix.with_suffix(".idx").is_file():
                 _logger.info("%s is cached already", name)
                 continue
-            prefix = cache_folder(data.path, encoder, dtype) / split.prefix.name
             with bar(f"{name} sentences", len(split)) as advance:
                 write_cache(split.bert, encoder, prefix, dtype, progress=advance)
             size = prefix.with_suffix(".bin").stat().st_size / 1e6

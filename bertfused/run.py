@@ -104,7 +104,7 @@ class RunFolder:
             UserError: Naming the first such option.
         """
         before = read_config(self.path, type(recipe))
-        old, new = _flat(before.model_dump(mode="json")), _flat(recipe.model_dump(mode="json"))
+        old, new = flatten(before.model_dump(mode="json")), flatten(recipe.model_dump(mode="json"))
         for key in sorted(old.keys() | new.keys()):
             # What the data say of text and subwords is in their hash, whatever the files' names.
             if old.get(key) == new.get(key) or key.startswith(("data.", "subwords.reuse")):
@@ -115,6 +115,12 @@ class RunFolder:
                     f"cannot resume {self.path}: {key} was {old.get(key)!r} and is {new.get(key)!r}"
                 )
             _logger.warning("resuming with %s = %r (was %r)", key, new.get(key), old.get(key))
+        weights = [[corpus.weight for corpus in own.data.train] for own in (before, recipe)]
+        if weights[0] != weights[1] and {1.0} != {*weights[0], *weights[1]}:
+            raise UserError(
+                f"cannot resume {self.path}: the weights of the training corpora were "
+                f"{weights[0]} and are {weights[1]}"
+            )
         known = read_json(self.path / "run.json", "data_sha256", "init", "init_sha256")
         if known["data_sha256"] != facts["data_sha256"]:
             raise UserError(f"cannot resume {self.path}: it was trained on other data")
@@ -211,11 +217,12 @@ def read_config(run: Path, schema: type[RecipeT]) -> RecipeT:
     return load_recipe(run / "config.toml", schema)
 
 
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Name values that lie within others: optim.lr."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}.")
+            flat |= flatten(value, f"{prefix}{key}.")
         else:
             flat[prefix + key] = value
     return flat

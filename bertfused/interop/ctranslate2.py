@@ -1,7 +1,10 @@
 """CTranslate2's model folders. It has no second encoder, so only plain Transformers fit in."""
 
+import atexit
+import shutil
 import tempfile
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -12,6 +15,7 @@ from torch import nn
 from bertfused.attention import CrossAttention, SelfAttention
 from bertfused.batch import Example, collate
 from bertfused.checkpoint import (
+    WEIGHTS,
     ModelCard,
     TrainedModel,
     load_card,
@@ -26,6 +30,7 @@ from bertfused.layers import DecoderLayer, EncoderLayer, FeedForward, sinusoids
 from bertfused.model import DecoderState, Embedding
 from bertfused.search import beam_search
 from bertfused.subwords import Tokenizer, load_tokenizer
+from bertfused.text import sha256_file
 from bertfused.vocab import Vocabulary
 
 # CTranslate2 cuts its input here by default; its tables of positions have at least so many rows.
@@ -80,6 +85,23 @@ def unsuited_search(search: SearchConfig) -> str | None:
     return None
 
 
+def exported(run: Path) -> Path:
+    """Export a RUN into a temporary folder, which lasts while the program does; once.
+
+    Raises:
+        UserError: As of `export_ctranslate2`.
+    """
+    return _exported(run, sha256_file(model_folder(run) / WEIGHTS))
+
+
+@cache
+def _exported(run: Path, weights: str) -> Path:
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    export_ctranslate2(run, Path(folder) / "model")
+    return Path(folder) / "model"
+
+
 class CTranslate2Search:
     """CTranslate2's greedy and beam search on a plain RUN, exported to a temporary folder.
 
@@ -95,24 +117,22 @@ class CTranslate2Search:
     """
 
     def __init__(self, run: Path, *, device: str, compute_type: str, threads: int) -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            model = Path(folder) / "model"
-            export_ctranslate2(run, model)
-            import ctranslate2
+        model = exported(run)
+        import ctranslate2
 
-            kind, _, index = device.partition(":")
-            self._translator = ctranslate2.Translator(
-                str(model),
-                device=kind,
-                device_index=int(index or 0),
-                compute_type=compute_type,
-                intra_threads=threads,
-            )
-            card = load_card(run_folder := model_folder(run))
-            source, target = (
-                load_tokenizer(run_folder, language).vocabulary
-                for language in (card.source, card.target)
-            )
+        kind, _, index = device.partition(":")
+        self._translator = ctranslate2.Translator(
+            str(model),
+            device=kind,
+            device_index=int(index or 0),
+            compute_type=compute_type,
+            intra_threads=threads,
+        )
+        card = load_card(run_folder := model_folder(run))
+        source, target = (
+            load_tokenizer(run_folder, language).vocabulary
+            for language in (card.source, card.target)
+        )
         self._source, self._target = source.symbols, target
         never = (Vocabulary.bos, Vocabulary.pad, Vocabulary.unk, *target.tags.values())
         self._never = [[target.symbols[id]] for id in never]

@@ -1,6 +1,7 @@
 """The chain from one recipe: what its stages are made from, and how it goes on where it stopped."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -223,12 +224,85 @@ def test_called_again_it_does_nothing(chain: Path, text: Path) -> None:
     assert [path.stat().st_mtime_ns for path in chain.rglob("*.safetensors")] == models
 
 
-def test_another_recipe_is_refused_where_it_matters(chain: Path, text: Path) -> None:
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"search": {"max_length_b": 5, "beam_size": 3}}, "search.beam_size was 2 and is 3"),
+        ({"mix": {"upsample": 3}}, "mix.upsample was 2.0 and is 3.0, and bt-mixed is made with it"),
+        ({"filter": {"max_ratio": 9}}, "filter.max_copied was 1.0 and is 0.8, and bt-filtered"),
+        ({"rounds": 3}, "rounds was 2 and is 3, and fused is made with it"),
+        ({"fusion": None}, "fusion was None and is|fusion.* was .* and bt-data is made with it"),
+        (
+            {"stages": {"reverse": {"train": {"max_steps": 9}}, "fused": {"cache": "fp32"}}},
+            "stages.bt.train.max_steps was 6 and is None, and bt is made with it",
+        ),
+    ],
+)
+def test_another_recipe_is_refused_before_anything_is_done(
+    chain: Path, text: Path, changes: dict[str, Any], message: str
+) -> None:
     before = made(chain)
-    recipe = recipe_of(text, rounds=2, generate={"engine": "torch", "search": {"beam_size": 3}})
-    with pytest.raises(UserError, match=r"was made from something else: search.beam_size is 2"):
-        train_chain(recipe, chain, device="cpu", resume=True)
+    with pytest.raises(UserError, match=message):
+        train_chain(recipe_of(text, **{"rounds": 2} | changes), chain, device="cpu", resume=True)
     assert made(chain) == before
+
+
+def test_what_is_not_made_yet_may_change(undisturbed: Path, text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "chain"
+    shutil.copytree(undisturbed, out)
+    shutil.rmtree(out / "fused")
+    stages = SHORT | {"fused": {"control": False, "train": {"max_steps": 2}}}
+    run(recipe_of(text, stages=stages), out, resume=True)
+    assert load_recipe(out / "fused" / "config.toml", Recipe).train.max_steps == 2
+
+
+def test_a_moved_chain_goes_on(undisturbed: Path, text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "moved"
+    shutil.copytree(undisturbed, out)
+    shutil.rmtree(out / "fused")
+    run(recipe_of(text, stages=SHORT), out, resume=True)
+    weights = "fused/model/model.safetensors"
+    assert (out / weights).read_bytes() == (undisturbed / weights).read_bytes()
+
+
+def test_a_test_set_that_changed_is_refused(text: Path, undisturbed: Path, tmp_path: Path) -> None:
+    recipe = recipe_of(text, stages=SHORT)
+    changed = recipe.data.test[0].model_copy(update={"source": text / "dev.a"})
+    data = recipe.data.model_copy(update={"test": (changed,)})
+    out = tmp_path / "chain"
+    shutil.copytree(undisturbed, out)
+    write_recipe(out / "recipe.toml", recipe.model_copy(update={"data": data}))
+    with pytest.raises(UserError, match=r"dev.a has changed since the training text was kept"):
+        evaluate_chain(out)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"fusion": {"encoder": "nowhere"}}, "cannot load the .* of encoder 'nowhere'"),
+        (
+            {"generate": {"engine": "ctranslate2", "search": {"sampling": "full"}}},
+            "engine ctranslate2: its sampling does not give each line a stream of its own",
+        ),
+    ],
+)
+def test_what_later_stages_lack_is_found_first(
+    text: Path, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    pytest.importorskip("ctranslate2")
+    with pytest.raises(UserError, match=message):
+        train_chain(recipe_of(text, **changes), tmp_path / "chain", device="cpu")
+    assert not (tmp_path / "chain").exists()
+
+
+def test_text_that_is_all_leaked_or_blank_is_refused(text: Path, tmp_path: Path) -> None:
+    write(tmp_path / "mono.b", ["", *read_lines(text / "test.b")])
+    data = recipe_of(text).data
+    data = data.model_copy(update={"mono": {"b": (tmp_path / "mono.b",)}})
+    recipe = recipe_of(text).model_copy(update={"data": data})
+    with pytest.raises(UserError, match=r"data.mono.b has no line of text that is not in a dev"):
+        train_chain(recipe, tmp_path / "chain", device="cpu")
+    assert not (tmp_path / "chain" / "recipe.toml").exists()
 
 
 def test_a_filter_that_keeps_nothing_stops_the_chain(text: Path, tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def test_what_ctranslate2_cannot_do_our_decoder_does(
     pytest.importorskip("ctranslate2")
     search = SEARCH.model_copy(update=options)
     assert engines.choose_engine("auto", runs / "plain", search) == "torch"
-    with pytest.raises(UserError, match=f"--engine ctranslate2: .*{reason}"):
+    with pytest.raises(UserError, match=f"engine ctranslate2: .*{reason}"):
         engines.choose_engine("ctranslate2", runs / "plain", search)
 
 
@@ -143,6 +143,21 @@ def test_a_fused_model_is_ours(runs: Path) -> None:
     assert engines.choose_engine("auto", runs / "fused", SEARCH) == "torch"
     with pytest.raises(UserError, match="fused is fused"):
         engines.choose_engine("ctranslate2", runs / "fused", SEARCH)
+
+
+def test_a_model_that_cannot_be_exported_is_ours(
+    corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("ctranslate2")
+    words = ["<unk>", *(f"w{number}" for number in range(35))]  # a word of that name: twice there
+    tokenizer = Tokenizer(Words(), Vocabulary(words, range(36, 0, -1)))
+    make_run(tmp_path / "run", tokenizer=tokenizer)
+    generation = Generation(tmp_path / "run", corpus, SEARCH)
+    found = text_of(generation, tmp_path / "out")
+    assert "translating with our decoder: the dictionary has '<unk>' twice" in caplog.text
+    assert found == text_of(replace(generation, engine="torch"), tmp_path / "ours")
+    with pytest.raises(UserError, match="the dictionary has '<unk>' twice"):
+        text_of(replace(generation, engine="ctranslate2"), tmp_path / "theirs")
 
 
 def test_without_ctranslate2_auto_is_ours(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
