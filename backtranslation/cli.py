@@ -25,6 +25,7 @@ from bertfused.options import (
     Encoder,
     EncoderPrecision,
     LongLines,
+    Lowercase,
     Out,
     RecipeFile,
     Run,
@@ -133,6 +134,7 @@ def generate(
     batch_tokens: BatchTokens = 4096,
     long: Annotated[
         LongLines,
+        Lowercase,
         typer.Option(
             "--long",
             help="What to do with a line longer than model.max_positions: keep its beginning, "
@@ -249,7 +251,7 @@ def filter_(
 ) -> None:
     """Drop what is wrong with synthetic pairs at first sight; OUT/filtered.*, OUT/report.json."""
     log_to_stderr(quiet)
-    from backtranslation.filters import filter_pairs
+    from backtranslation.filters import filter_pairs, finished_report, made_from_files
     from backtranslation.plots import load_pyplot, plot_report
     from backtranslation.shards import read_generated
     from bertfused.subwords import load_tokenizer
@@ -279,6 +281,8 @@ def filter_(
 
         score = forward_scores(forward, synthetic.languages, device)
         weights = model_folder(forward) / WEIGHTS
+    made_from = made_from_files(synthetic.text, mono, weights)
+    finished_report(out, config, made_from)  # of the same it is made anew, of other text refused
     tokenizers = None
     if dictionaries is not None:
         tokenizers = {side: load_tokenizer(dictionaries, side) for side in synthetic.languages}
@@ -290,11 +294,12 @@ def filter_(
             config,
             synthetic.languages,
             score=score,
-            forward=weights,
+            made_from=made_from,
             tokenizers=tokenizers,
             progress=advance,
         )
     typer.echo(report)
+    _logger.info("%s pairs in %s", f"{report.kept:,}", out)
     if plot:
         plot_report(report, out / "report.png")
 
@@ -370,21 +375,26 @@ def train(
 
 @app.command()
 def evaluate(
-    chain: Annotated[Path, typer.Argument(metavar="CHAIN", help="Folder that train has finished.")],
+    chain: Annotated[Path, typer.Argument(metavar="CHAIN", help="Folder that train has written.")],
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the scores and signatures as JSON.")
     ] = False,
+    lowercase: Lowercase = False,
     batch_tokens: BatchTokens = 4096,
     device: Device = "auto",
     encoder: Encoder = None,
     quiet: Quiet = False,
 ) -> None:
-    """Score the models of a chain on its test sets, each tested against the one before it."""
+    """Score the models of a chain on its test sets, each tested against the one before it.
+
+    Models that are not trained yet are left out.
+    """
     log_to_stderr(quiet)
     from backtranslation.evaluate import evaluate_chain
 
     report = evaluate_chain(
         chain,
+        lowercase=lowercase,
         device=device,
         encoder=encoder,
         batch_tokens=batch_tokens,

@@ -93,7 +93,9 @@ class GenerateConfig(Section):
     compute_type: ComputeType = Field("float32", description="Of CTranslate2.")
     shards: int = Field(1, ge=1, description="Ranges of lines that the text is cut into.")
     batch_tokens: int = Field(4096, ge=1, description="Source tokens of a batch.")
-    search: SearchConfig | None = Field(None, description="Its own search; default: [search].")
+    search: SearchConfig = Field(
+        SearchConfig(), description="Keys of [search] that are other ones here."
+    )
     noise: NoiseConfig = Field(NoiseConfig(), description="Noise on the words that are written.")
 
 
@@ -103,7 +105,11 @@ class MixConfig(Section):
     upsample: float = Field(
         1.0, gt=0, description="Passes through the real pairs for each through the synthetic."
     )
-    tag: str = Field("<BT>", description="Symbol before synthetic source sentences; '' for none.")
+    tag: str = Field(
+        "<BT>",
+        pattern=r"^\S*$",
+        description="Symbol before synthetic source sentences; '' for none.",
+    )
     noise: NoiseConfig = Field(NoiseConfig(), description="Noise on the synthetic source.")
 
 
@@ -156,6 +162,7 @@ class BacktranslationRecipe(Recipe):
         for name in get_args(StageName):
             try:
                 self.stage(name)
+                self.generate_search  # noqa: B018
             except UserError as error:
                 raise ValueError(str(error)) from error
         if self.rounds > 1 and not self.data.mono.get(self.data.source):
@@ -163,10 +170,17 @@ class BacktranslationRecipe(Recipe):
                 f"rounds = {self.rounds} needs data.mono.{self.data.source}: later rounds begin "
                 "with a better reverse model"
             )
-        tag = self.mix.tag
-        if tag and self.subwords.reuse is None and tag not in self.subwords.tags:
-            raise ValueError(f"mix.tag = {tag!r} has to be one of subwords.tags")
         return self
+
+    @property
+    def generate_search(self) -> SearchConfig:
+        """The search of the back-translation.
+
+        Raises:
+            UserError: If keys of [generate.search] and of [search] exclude each other.
+        """
+        own = self.generate.search.model_dump(exclude_unset=True)
+        return check_recipe(self.search.model_dump() | own, SearchConfig, "generate.search")
 
     def stage(self, name: StageName) -> Recipe:
         """Return the recipe of one model; only that of the fused one has [fusion].
@@ -182,6 +196,10 @@ class BacktranslationRecipe(Recipe):
             values["data"].pop(key, None)
         if name != "fused":
             values.pop("fusion", None)
+        tag, subwords = self.mix.tag, self.subwords
+        if tag and subwords.reuse is None and tag not in subwords.tags:
+            tags = (*subwords.tags, tag)
+            values["subwords"] = subwords.model_dump(exclude_unset=True) | {"tags": tags}
         for stage, section in itertools.product(stages, StageConfig.model_fields):
             values[section] = {**values.get(section, {}), **getattr(stage, section)}
         return check_recipe(values, Recipe, f"stages.{name}")

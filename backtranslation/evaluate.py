@@ -1,5 +1,6 @@
 """Score the models of a chain on its test sets, each against the one before it."""
 
+import logging
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +21,8 @@ from bertfused.translate import Translator
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+_logger = logging.getLogger(__name__)
 
 REPORT = "report.json"
 _RESAMPLES = 1000
@@ -76,22 +79,24 @@ class ChainReport(Section):
 def evaluate_chain(
     out: Path,
     *,
+    lowercase: bool = False,
     device: str = "auto",
     encoder: str | None = None,
     batch_tokens: int = 4096,
     bar: Bar = no_bar,
 ) -> ChainReport:
-    """Translate the test sets with every model of a chain, and score them.
+    """Translate the test sets with every trained model of a chain, and score them.
 
     Each model is tested against the one before it by paired bootstrap resampling (Koehn, 2004).
     Writes OUT/evaluation: the translations, and ``report.json``.
 
     Args:
+        lowercase: Ignore case.
         encoder: Another place of the pretrained encoder, if it has moved.
         batch_tokens: Source tokens of a batch.
 
     Raises:
-        UserError: If the chain is not finished, or its recipe names no test set.
+        UserError: If no model is trained, the recipe names no test set, or a test set has changed.
     """
     path = out / RECIPE
     if not path.exists():
@@ -100,21 +105,26 @@ def evaluate_chain(
     if not recipe.data.test:
         raise UserError(f"{path} names no data.test to evaluate on")
     directions = ((recipe, model_names(recipe)), (reversed_recipe(recipe), reverse_names(recipe)))
-    for _, names in directions:
-        for name in names:
-            if not (out / name / "report.md").exists():
-                raise UserError(f"{out / name} is not trained; go on with train --resume")
+    trained = [
+        name for _, names in directions for name in names if (out / name / "report.md").exists()
+    ]
+    if not trained:
+        raise UserError(f"{out} has no trained model; go on with train --resume")
     _check_tests(recipe, out)
     folder = out / "evaluation"
     make_folder(folder)
     scores: list[SystemScore] = []
     for own, names in directions:
-        translators = {name: _load(out / name, device, encoder) for name in names}
+        for name in set(names).difference(trained):
+            _logger.warning("%s is not trained yet", out / name)
+        found = [name for name in names if name in trained]
+        translators = {name: _load(out / name, device, encoder) for name in found}
         for corpus in own.data.test:
-            files = {name: folder / f"{corpus.name}.{name}.{own.data.target}" for name in names}
+            files = {name: folder / f"{corpus.name}.{name}.{own.data.target}" for name in found}
             for name, file in files.items():
+                _logger.info("%s: %s", name, corpus.name)
                 _translate(translators[name], corpus.source, file, batch_tokens, bar)
-            scores += _score(own, corpus, files)
+            scores += _score(own, corpus, files, lowercase) if files else []
     report = ChainReport(scores=tuple(scores))
     save_section(folder / REPORT, report)
     return report
@@ -147,20 +157,24 @@ def _translate(
     warn_of(translator.counts)
 
 
-def _score(recipe: Recipe, corpus: Corpus, files: Mapping[str, Path]) -> list[SystemScore]:
+def _score(
+    recipe: Recipe, corpus: Corpus, files: Mapping[str, Path], lowercase: bool
+) -> list[SystemScore]:
     """Score translations of a test set, each against those before it."""
     references = list(read_lines(corpus.target))
     texts = {name: list(read_lines(path)) for name, path in files.items()}
     where = (str(corpus.name), f"{recipe.data.source}-{recipe.data.target}")
     (first, lines), *_ = texts.items()
     alone = (
-        metrics.bleu(lines, references, resamples=_RESAMPLES),
-        metrics.chrf(lines, references, resamples=_RESAMPLES),
+        metrics.bleu(lines, references, lowercase=lowercase, resamples=_RESAMPLES),
+        metrics.chrf(lines, references, lowercase=lowercase, resamples=_RESAMPLES),
     )
     scores = [_system_score(where, metrics.Comparison(first, own, 0.0, None)) for own in alone]
     for before, name in pairwise(texts):
         pair = {before: texts[before], name: texts[name]}
-        tested = metrics.paired_bootstrap(references, pair, resamples=_RESAMPLES)
+        tested = metrics.paired_bootstrap(
+            references, pair, lowercase=lowercase, resamples=_RESAMPLES
+        )
         scores += [_system_score(where, own, before) for own in tested if own.system == name]
     return scores
 

@@ -191,7 +191,7 @@ def filter_pairs(
     languages: tuple[str, str],
     *,
     score: ScorePairs | None = None,
-    forward: Path | None = None,
+    made_from: Mapping[str, str] | None = None,
     tokenizers: Mapping[str, Tokenizer] | None = None,
     progress: Callable[[int], object] = lambda pairs: None,
 ) -> FilterReport:
@@ -202,7 +202,7 @@ def filter_pairs(
         target: The text that it was made from.
         languages: Of both.
         score: Of a forward model; needed for ``min_round_trip``.
-        forward: Weights of that model, to be known by.
+        made_from: What ``made_from_files`` gave, if it is known.
         tokenizers: Of both languages, for the shares of unknown tokens.
         progress: Called with the pairs read since the last call.
 
@@ -224,7 +224,7 @@ def filter_pairs(
             targets.write_line(pair.target)
     report = FilterReport(
         config=config,
-        made_from=made_from_files(source, target, forward),
+        made_from=dict(made_from or made_from_files(source, target, None)),
         languages=languages,
         pairs=sums.kept + counts.total(),
         kept=sums.kept,
@@ -246,6 +246,28 @@ def made_from_files(source: Path, target: Path, forward: Path | None) -> dict[st
     """Hash what decides which pairs are kept, besides the bounds."""
     files = {"source": source, "target": target, "forward": forward}
     return {name: sha256_file(path) for name, path in files.items() if path is not None}
+
+
+def finished_report(
+    out: Path, config: FilterConfig, made_from: Mapping[str, str]
+) -> FilterReport | None:
+    """Return what the filter left in its folder; ``None`` if it has not finished there.
+
+    Raises:
+        UserError: If it had other bounds or other text.
+    """
+    if not (out / REPORT).exists():
+        return None
+    report = read_report(out)
+    if report.made_from != made_from:
+        raise UserError(f"{out} was filtered from other text or by another model; take it away")
+    for key, value in config:
+        if getattr(report.config, key) != value:
+            raise UserError(
+                f"{out} was filtered with {key} = {getattr(report.config, key)!r}, not {value!r}; "
+                "give another folder, or take this one away"
+            )
+    return report
 
 
 def read_report(folder: Path) -> FilterReport:

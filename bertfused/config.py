@@ -428,7 +428,7 @@ def _explain(error: ValidationError, schema: type[BaseModel], where: str) -> str
         return f"{where}: {path} is missing"
     if first["type"] in ("union_tag_invalid", "union_tag_not_found"):
         return f"{where}: {path}.{_explain_tag(schema, first['loc'], first['input'])}"
-    messages = [first["msg"].removeprefix("Value error, ")]
+    messages = [first["msg"].removeprefix("Value error, ").replace("valid tuple", "valid list")]
     if first["type"] == "value_error":  # of a relation between keys, which names their values
         return f"{where}: {path + ': ' if path else ''}{messages[0]}"
     if isinstance(name, str) and name not in _keys_at(schema, first["loc"][:-1]):

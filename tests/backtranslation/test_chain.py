@@ -63,7 +63,7 @@ def recipe_of(text: Path, **changes: Any) -> BacktranslationRecipe:
             "mono": {"b": ["mono.b"], "a": ["mono.a"]},
             "max_unknown": 1.0,
         },
-        "subwords": {"kind": "words", "shared": True, "tags": ["<BT>"]},
+        "subwords": {"kind": "words", "shared": True},
         "model": {
             "encoder_layers": 1,
             "decoder_layers": 1,
@@ -368,12 +368,33 @@ def test_evaluation_says_what_it_lacks(chain: Path, text: Path, tmp_path: Path) 
         evaluate_chain(tmp_path)
     recipe = recipe_of(text, rounds=2)
     write_recipe(tmp_path / "recipe.toml", recipe)
-    with pytest.raises(UserError, match=r"baseline is not trained; go on with train --resume"):
+    with pytest.raises(UserError, match=r"has no trained model; go on with train --resume"):
         evaluate_chain(tmp_path)
     without = recipe.data.model_copy(update={"test": ()})
     write_recipe(tmp_path / "recipe.toml", recipe.model_copy(update={"data": without}))
     with pytest.raises(UserError, match=r"names no data.test to evaluate on"):
         evaluate_chain(tmp_path)
+
+
+def test_evaluation_of_what_is_trained(
+    undisturbed: Path, text: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    out = tmp_path / "chain"
+    shutil.copytree(undisturbed, out)
+    (out / "bt" / "report.md").unlink()
+    report = evaluate_chain(out, device="cpu", lowercase=True)
+    assert {(score.model, score.against) for score in report.scores} == {
+        ("baseline", None),
+        ("fused", "baseline"),
+        ("reverse", None),
+    }
+    assert "bt is not trained yet" in caplog.text
+    assert "case:lc" in str(report)
+
+
+def test_the_search_of_the_generation_is_that_of_the_recipe_but_for_its_keys(text: Path) -> None:
+    recipe = recipe_of(text, generate={"search": {"sampling": "full"}})
+    assert recipe.generate_search == recipe.search.model_copy(update={"sampling": "full"})
 
 
 def test_damaged_reports_are_named(text: Path, tmp_path: Path) -> None:
@@ -398,7 +419,11 @@ def test_names_of_models(text: Path) -> None:
     ("changes", "message"),
     [
         ({"rounds": 0}, "recipe: rounds = 0"),
-        ({"subwords": {"kind": "words"}}, r"mix.tag = '<BT>' has to be one of subwords.tags"),
+        ({"mix": {"tag": "a b"}}, "recipe: mix.tag = 'a b'"),
+        (
+            {"search": {"beam_size": 4}, "generate": {"search": {"diverse_groups": 3}}},
+            "generate.search: beam_size 4 is not a multiple of diverse_groups 3",
+        ),
         (
             {"stages": {"bt": {"train": {"max_stepz": 1}}}},
             "stages.bt: unknown key train.max_stepz; did you mean 'max_steps'",
