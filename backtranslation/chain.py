@@ -153,8 +153,8 @@ def check_unchanged(
         if old.get(key) != new.get(key) and (out / made).exists():
             raise UserError(
                 f"cannot resume {out}: {key} was {old.get(key)!r} and is {new.get(key)!r}, and "
-                f"{Path(made).parent} is made with it; take that folder and those of later stages away, or "
-                "give another --out"
+                f"{Path(made).parent} is made with it; take that folder and those of later "
+                "stages away, or give another --out"
             )
 
 

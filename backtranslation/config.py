@@ -93,9 +93,7 @@ class GenerateConfig(Section):
     compute_type: ComputeType = Field("float32", description="Of CTranslate2.")
     shards: int = Field(1, ge=1, description="Ranges of lines that the text is cut into.")
     batch_tokens: int = Field(4096, ge=1, description="Source tokens of a batch.")
-    search: SearchConfig = Field(
-        SearchConfig(), description="Keys of [search] that are other ones here."
-    )
+    search: dict[str, Any] = Field({}, description="Keys of [search] that are other ones here.")
     noise: NoiseConfig = Field(NoiseConfig(), description="Noise on the words that are written.")
 
 
@@ -177,10 +175,10 @@ class BacktranslationRecipe(Recipe):
         """The search of the back-translation.
 
         Raises:
-            UserError: If keys of [generate.search] and of [search] exclude each other.
+            UserError: If the keys of [generate.search] do not fit.
         """
-        own = self.generate.search.model_dump(exclude_unset=True)
-        return check_recipe(self.search.model_dump() | own, SearchConfig, "generate.search")
+        values = self.search.model_dump() | self.generate.search
+        return check_recipe(values, SearchConfig, "generate.search")
 
     def stage(self, name: StageName) -> Recipe:
         """Return the recipe of one model; only that of the fused one has [fusion].
