@@ -363,8 +363,10 @@ class _Chrf(CHRF):
     mean that refuses a mixture.
     """
 
-    def _compute_f_score(self, statistics: Any) -> float:
-        return float(super()._compute_f_score(statistics))
+    def _compute_f_score(self, statistics: Any) -> Any:
+        score = super()._compute_f_score(statistics)
+        kind = getattr(statistics, "dtype", None)
+        return kind.type(score) if kind is not None and kind.kind == "f" else score
 
 
 def _bleu_metric(lowercase: bool, tokenize: Tokenize) -> BLEU:

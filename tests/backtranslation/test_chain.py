@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,10 +12,8 @@ from typing import Any
 
 import pytest
 from sacrebleu import corpus_bleu, corpus_chrf
-from typer.testing import CliRunner
 
 from backtranslation.chain import model_names, reverse_names, train_chain
-from backtranslation.cli import app
 from backtranslation.config import BacktranslationRecipe
 from backtranslation.evaluate import evaluate_chain
 from backtranslation.filters import read_report
@@ -358,9 +358,10 @@ def test_commands(chain: Path, text: Path, tmp_path: Path) -> None:
 
 
 def call(*arguments: object) -> str:
-    result = CliRunner().invoke(app, list(map(str, arguments)))
-    assert result.exit_code == 0, result
-    return result.stdout
+    line = [sys.executable, "-m", "backtranslation", *map(str, arguments)]
+    done = subprocess.run(line, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_evaluation_says_what_it_lacks(chain: Path, text: Path, tmp_path: Path) -> None:

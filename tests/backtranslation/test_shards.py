@@ -194,7 +194,7 @@ def test_a_damaged_manifest_is_named(tmp_path: Path, corpus: Path) -> None:
     list(folder.write(1, corpus, translate))
     path = folder.path(1).with_suffix(".json")
     path.write_text("{}")
-    with pytest.raises(UserError, match=rf"{path} is damaged: Field required"):
+    with pytest.raises(UserError, match=rf"{path} is damaged: made_from: Field required"):
         folder.check()
 
 
