@@ -42,6 +42,7 @@ from bertfused.config import (
     Recipe,
     Section,
     SubwordsConfig,
+    flatten,
     load_recipe,
     load_section,
     save_section,
@@ -54,7 +55,6 @@ from bertfused.fit import set_up, train_run
 from bertfused.prepare import prepare
 from bertfused.pretrained import load_wordpieces
 from bertfused.progress import Bar, no_bar, warn_of
-from bertfused.run import flatten
 from bertfused.subwords import load_tokenizer
 from bertfused.text import make_folder, only_writer, read_lines, sha256_file
 from bertfused.training import TrainState
@@ -174,11 +174,10 @@ def check_parts(recipe: BacktranslationRecipe, device: str) -> None:
             device are not there.
     """
     choose_device(device)
-    check_engine(recipe.generate.engine, recipe.generate_search)
+    check_engine(recipe.generate.engine, recipe.generate_search())
     folder, tag = recipe.subwords.reuse, recipe.mix.tag
-    if folder is None or not tag:
-        pass  # it will have the tag
-    elif tag not in load_tokenizer(folder, recipe.data.source).vocabulary.tags:
+    known = None if folder is None else load_tokenizer(folder, recipe.data.source).vocabulary.tags
+    if known is not None and tag and tag not in known:
         raise UserError(f"mix.tag = {tag!r} is no tag of the dictionary of {folder}")
     if recipe.fusion is not None:
         load_wordpieces(recipe.fusion.encoder)
@@ -354,7 +353,7 @@ class Chain:
         generation = Generation(
             self.out / teacher,
             text,
-            self.recipe.generate_search,
+            self.recipe.generate_search(),
             noise=options.noise,
             engine=options.engine,
             compute_type=options.compute_type,
@@ -384,10 +383,8 @@ class Chain:
         config = self.recipe.filter
         is_reverse = synthetic.languages[0] != self.recipe.data.source
         if is_reverse:
-            scripts = {
-                "source_scripts": config.target_scripts,
-                "target_scripts": config.source_scripts,
-            }
+            source, target = config.target_scripts, config.source_scripts
+            scripts = {"source_scripts": source, "target_scripts": target}
             config = config.model_copy(update=scripts)
         run = weights = None
         if config.min_round_trip is not None:

@@ -1,6 +1,7 @@
 """The ``backtranslation`` command: synthetic pairs from monolingual text, and the whole chain."""
 
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -276,13 +277,15 @@ def filter_(
     synthetic = read_generated(generated, mono)
     score = weights = None
     if forward is not None:
-        from backtranslation.round_trip import forward_scores
         from bertfused.checkpoint import WEIGHTS, model_folder
 
-        score = forward_scores(forward, synthetic.languages, device)
         weights = model_folder(forward) / WEIGHTS
     made_from = made_from_files(synthetic.text, mono, weights)
     finished_report(out, config, made_from)  # of the same it is made anew, of other text refused
+    if forward is not None:
+        from backtranslation.round_trip import forward_scores
+
+        score = forward_scores(forward, synthetic.languages, device)
     tokenizers = None
     if dictionaries is not None:
         tokenizers = {side: load_tokenizer(dictionaries, side) for side in synthetic.languages}
@@ -369,7 +372,7 @@ def train(
         out,
         resume=resume,
         device=device,
-        bar=lambda what, total: progress(what, total, quiet),
+        bar=partial(progress, quiet=quiet),
     )
 
 
@@ -398,7 +401,7 @@ def evaluate(
         device=device,
         encoder=encoder,
         batch_tokens=batch_tokens,
-        bar=lambda what, total: progress(what, total, quiet),
+        bar=partial(progress, quiet=quiet),
     )
     typer.echo(report.model_dump_json(indent=2) if as_json else report)
 

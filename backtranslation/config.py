@@ -157,12 +157,12 @@ class BacktranslationRecipe(Recipe):
                 f"stages.fused.model.{other[0]}: the network is that of bt; only its dropout may "
                 "differ"
             )
-        for name in get_args(StageName):
-            try:
+        try:
+            self.generate_search()
+            for name in get_args(StageName):
                 self.stage(name)
-                self.generate_search  # noqa: B018
-            except UserError as error:
-                raise ValueError(str(error)) from error
+        except UserError as error:
+            raise ValueError(str(error)) from error
         if self.rounds > 1 and not self.data.mono.get(self.data.source):
             raise ValueError(
                 f"rounds = {self.rounds} needs data.mono.{self.data.source}: later rounds begin "
@@ -170,9 +170,8 @@ class BacktranslationRecipe(Recipe):
             )
         return self
 
-    @property
     def generate_search(self) -> SearchConfig:
-        """The search of the back-translation.
+        """Return the search of the back-translation.
 
         Raises:
             UserError: If the keys of [generate.search] do not fit.

@@ -155,16 +155,17 @@ def choose_engine(name: EngineName, run: Path, search: SearchConfig) -> str:
     """
     if name == "torch":
         return name
-    check_engine(name, search)
-    reason = _unsuited(search)
-    if load_card(model_folder(run)).fusion is not None:
-        reason = f"{run} is fused"
-        if name == "ctranslate2":
+    is_fused = load_card(model_folder(run)).fusion is not None
+    reason = f"{run} is fused" if is_fused else _unsuited(search)
+    if name == "ctranslate2":
+        if reason is not None:
             raise UserError(f"engine ctranslate2: {reason}")
-    if name == "auto" and reason is None:
-        try:
-            exported(run)
-        except UserError as error:
-            reason = str(error)
-            _logger.warning("translating with our decoder: %s", reason)
-    return "torch" if reason is not None else "ctranslate2"
+        return name
+    if reason is not None:
+        return "torch"
+    try:
+        exported(run)
+    except UserError as error:
+        _logger.warning("translating with our decoder: %s", error)
+        return "torch"
+    return "ctranslate2"

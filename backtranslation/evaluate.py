@@ -115,16 +115,20 @@ def evaluate_chain(
     make_folder(folder)
     scores: list[SystemScore] = []
     for own, names in directions:
-        for name in set(names).difference(trained):
-            _logger.warning("%s is not trained yet", out / name)
-        found = [name for name in names if name in trained]
-        translators = {name: _load(out / name, device, encoder) for name in found}
-        for corpus in own.data.test:
-            files = {name: folder / f"{corpus.name}.{name}.{own.data.target}" for name in found}
-            for name, file in files.items():
+        files: dict[str, dict[str, Path]] = {str(corpus.name): {} for corpus in own.data.test}
+        for name in names:
+            if name not in trained:
+                _logger.warning("%s is not trained yet", out / name)
+                continue
+            translator = _load(out / name, device, encoder)
+            for corpus in own.data.test:
                 _logger.info("%s: %s", name, corpus.name)
-                _translate(translators[name], corpus.source, file, batch_tokens, bar)
-            scores += _score(own, corpus, files, lowercase) if files else []
+                file = folder / f"{corpus.name}.{name}.{own.data.target}"
+                _translate(translator, corpus.source, file, batch_tokens, bar)
+                files[str(corpus.name)][name] = file
+        for corpus in own.data.test:
+            if found := files[str(corpus.name)]:
+                scores += _score(own, corpus, found, lowercase)
     report = ChainReport(scores=tuple(scores))
     save_section(folder / REPORT, report)
     return report

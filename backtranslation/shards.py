@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from pydantic import Field
 
-from bertfused.config import Section, load_section, save_section
+from bertfused.config import Section, flatten, load_section, save_section
 from bertfused.errors import UserError
 from bertfused.text import (
     LineWriter,
@@ -119,7 +119,7 @@ class ShardFolder:
         for path in sorted(found):
             manifest = Manifest.read(path)
             there, here = (
-                dict(_settings({**m.made_from, "shards": m.shards})) for m in (manifest, expected)
+                flatten({**m.made_from, "shards": m.shards}) for m in (manifest, expected)
             )
             for key in sorted({*there, *here}):
                 if there.get(key) != here.get(key):
@@ -267,15 +267,6 @@ def read_generated(folder: Path, corpus: Path) -> Synthetic:
         raise UserError(f"{folder} was not made from {corpus}: line i would not be of line i")
     real, synthetic = manifest.made_from["languages"]
     return Synthetic(folder / f"synthetic.{synthetic}", (synthetic, real), manifest.lines)
-
-
-def _settings(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Name values that lie within others: search.beam_size."""
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _settings(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _blocks(corpus: Path, lines: range) -> Iterator[list[str]]:

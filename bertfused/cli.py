@@ -3,6 +3,7 @@
 import logging
 import re
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -181,7 +182,7 @@ def cache_features(
     if made_with is not None and made_with.max_wordpieces is not None:
         values["max_wordpieces"] = made_with.max_wordpieces
     loaded = open_encoder(check_recipe(values, FusionConfig, "options")).to(choose_device(device))
-    cache(folder, loaded, dtype, lambda what, total: progress(what, total, quiet))
+    cache(folder, loaded, dtype, partial(progress, quiet=quiet))
 
 
 @app.command()

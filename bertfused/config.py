@@ -7,7 +7,7 @@ A recipe is TOML; unknown keys are errors. The models here hold numbers and name
 import difflib
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
@@ -373,6 +373,17 @@ def write_recipe(path: Path, recipe: Section) -> None:
         handle.write(tomli_w.dumps(values).encode())
 
 
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Name values that lie within others: optim.lr."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
 def load_section(path: Path, schema: type[RecipeT]) -> RecipeT:
     """Read a JSON file that ``save_section`` wrote.
 
@@ -428,7 +439,7 @@ def _explain(error: ValidationError, schema: type[BaseModel], where: str) -> str
         return f"{where}: {path} is missing"
     if first["type"] in ("union_tag_invalid", "union_tag_not_found"):
         return f"{where}: {path}.{_explain_tag(schema, first['loc'], first['input'])}"
-    messages = [first["msg"].removeprefix("Value error, ").replace("valid tuple", "valid list")]
+    messages = [first["msg"].removeprefix("Value error, ")]
     if first["type"] == "value_error":  # of a relation between keys, which names their values
         return f"{where}: {path + ': ' if path else ''}{messages[0]}"
     if isinstance(name, str) and name not in _keys_at(schema, first["loc"][:-1]):
@@ -437,6 +448,7 @@ def _explain(error: ValidationError, schema: type[BaseModel], where: str) -> str
     value = repr(first["input"])
     value = value if len(value) < 80 else value[:77] + "..."
     message = " or ".join(message[0].lower() + message[1:] for message in messages)
+    message = message.replace("valid tuple", "valid list")  # as TOML has it
     return f"{where}: {path} = {value}: {message}"
 
 

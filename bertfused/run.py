@@ -39,7 +39,7 @@ from bertfused.checkpoint import (
     write_json,
     write_tensors,
 )
-from bertfused.config import Recipe, RecipeT, load_recipe
+from bertfused.config import Recipe, RecipeT, flatten, load_recipe
 from bertfused.errors import UserError
 from bertfused.text import read_lines, replace_file
 from bertfused.training import Place, Trainer, TrainState
@@ -215,17 +215,6 @@ def _step_of(line: str) -> float:
 def read_config(run: Path, schema: type[RecipeT]) -> RecipeT:
     """Read the resolved recipe of a run."""
     return load_recipe(run / "config.toml", schema)
-
-
-def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Name values that lie within others: optim.lr."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, dict):
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value
-    return flat
 
 
 @contextmanager

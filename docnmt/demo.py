@@ -16,7 +16,7 @@ from bertfused.commands import Mode, train_model
 from bertfused.config import load_recipe
 from bertfused.console import progress
 from bertfused.data import DataFolder
-from bertfused.features import cache_folder, open_cache, write_cache
+from bertfused.features import cache_features
 from bertfused.prepare import prepare
 from bertfused.text import open_output, read_lines
 from bertfused.translate import Translator
@@ -70,14 +70,8 @@ def cache(recipe: DocumentRecipe, data: Path, quiet: bool) -> None:
     """Compute the encoder's states once for all epochs."""
     assert recipe.fusion is not None
     encoder = open_encoder(recipe.fusion)
-    folder = DataFolder.open(data)
-    for name in ("train", "dev"):
-        split = folder.split(name)
-        assert split.bert is not None
-        if open_cache(data, encoder, split.prefix.name) is None:
-            prefix = cache_folder(data, encoder, "fp16") / split.prefix.name
-            with progress(f"encoding {name}", len(split), quiet) as advance:
-                write_cache(split.bert, encoder, prefix, "fp16", progress=advance)
+    bar = partial(progress, quiet=quiet)
+    cache_features(DataFolder.open(data), encoder, "fp16", bar)
 
 
 def _test(

@@ -12,7 +12,9 @@ from backtranslation.config import FilterConfig
 from backtranslation.filters import (
     FilterReport,
     filter_pairs,
+    finished_report,
     longest_run,
+    made_from_files,
     reason_to_drop,
 )
 from bertfused.errors import UserError
@@ -134,3 +136,18 @@ def test_files_of_different_length_leave_nothing(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"3 lines but .* has 2"):
         filter_pairs(source, target, tmp_path / "out", FilterConfig(), LANGUAGES)
     assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_other_bounds_and_other_text_are_refused(tmp_path: Path) -> None:
+    source, target = write(tmp_path / "s", ["a b"]), write(tmp_path / "t", ["c d"])
+    made_from = made_from_files(source, target, None)
+    out = tmp_path / "out"
+    assert finished_report(out, FilterConfig(), made_from) is None
+    report = filter_pairs(source, target, out, FilterConfig(), LANGUAGES)
+    assert finished_report(out, FilterConfig(), made_from) == report
+    with pytest.raises(UserError, match=r"out was filtered with max_ratio = 3\.0, not 2\.0"):
+        finished_report(out, FilterConfig(max_ratio=2), made_from)
+    with pytest.raises(UserError, match="out was filtered from other text or by another model"):
+        finished_report(out, FilterConfig(), made_from_files(source, source, None))
+    with pytest.raises(UserError, match="out was filtered from other text or by another model"):
+        finished_report(out, FilterConfig(), made_from_files(source, target, source))

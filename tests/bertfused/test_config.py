@@ -356,6 +356,8 @@ def test_keys_that_do_go_together(recipe: Path, overrides: list[str]) -> None:
         (["a", "a"], "data: every entry of data.test needs a name of its own"),
         (["dev"], "data: a test set cannot be named 'train' or 'dev'"),
         (["a", "train"], "data: a test set cannot be named 'train' or 'dev'"),
+        (["a/b"], "data: name 'a/b' of a test set is to be part of file names"),
+        ([".."], "data: name '..' of a test set is to be part of file names"),
     ],
 )
 def test_names_of_test_sets(recipe: Path, names: list[str | None], message: str) -> None:

@@ -191,6 +191,10 @@ def test_more_steps_are_accepted_loudly(short: tuple[list[object], Path], tmp_pa
         ("model.dropout=0", "model.dropout was 0.1 and is 0.0"),
         ("optim.ema=0.9", "optim.ema was None and is 0.9"),
         ("optim.clip_norm=none", "optim.clip_norm was 1.0 and is None"),
+        (
+            "data.train=[{source = 'a', target = 'b', weight = 2}]",
+            "the weights of the training corpora were [1.0] and are [2.0]",
+        ),
     ],
 )
 def test_other_options_are_refused(
