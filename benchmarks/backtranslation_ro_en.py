@@ -133,8 +133,17 @@ def minutes_in_updates(chain: Path) -> float:
     return seconds / 60
 
 
-def report(folder: Path, scores: list[dict[str, Any]]) -> str:
-    """Return the results as Markdown."""
+def encoder_use(folder: Path) -> float:
+    """Measure what another sentence's encoder states cost on dev, in nats a token."""
+    printed = command(
+        *("evaluate", folder / "chain" / "fused", "--json", "--shuffle-encoder", "--quiet"),
+        *("--source", folder / "dev.ro", "--reference", folder / "dev.en"),
+    )
+    return float(json.loads(printed)["encoder_use"])
+
+
+def report(folder: Path, scores: list[dict[str, Any]], use: float) -> str:
+    """Return the results as Markdown; ``use`` is that of the encoder."""
     leaks = load_section(folder / "chain" / "text" / "report.json", LeakReport)
     costs = load_section(folder / "chain" / "control" / "costs.json", Costs)
     kept = read_report(folder / "chain" / "bt-filtered")
@@ -167,7 +176,8 @@ def report(folder: Path, scores: list[dict[str, Any]]) -> str:
             f"p of a paired bootstrap against the row named, BLEU and chrF; the control is bt "
             f"trained on for the time that fused took, a step of which cost "
             f"{costs.fused_step / costs.plain_step:.2f} of its own, and the encoder's states "
-            f"{costs.encoding:.0f} s once. {minutes_in_updates(folder / 'chain'):.0f} minutes of "
+            f"{costs.encoding:.0f} s once. With another sentence's states fused loses "
+            f"{use:.3f} nats a token of dev. {minutes_in_updates(folder / 'chain'):.0f} minutes of "
             "updates in all. Made by `benchmarks/backtranslation_ro_en.py`.",
             "",
             table(["model", "direction", "BLEU", "chrF", "p against"], rows),
@@ -202,8 +212,10 @@ def main() -> None:
     command("train", path, "--out", chain, "--resume", module="backtranslation")
     printed = command("evaluate", chain, "--json", "--quiet", module="backtranslation")
     scores = json.loads(printed)["scores"]
-    text = report(folder, scores)
-    publish("backtranslation-ro-en", text, {"scores": scores}, folder, quick=arguments.quick)
+    use = encoder_use(folder)
+    found = {"scores": scores, "encoder_use": use}
+    text = report(folder, scores, use)
+    publish("backtranslation-ro-en", text, found, folder, quick=arguments.quick)
 
 
 if __name__ == "__main__":
