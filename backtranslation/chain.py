@@ -412,11 +412,12 @@ class Chain:
         _logger.info("%s: training", name)
         write_recipe(self.out / f"{name}.toml", recipe)
         with self.bar("steps", recipe.train.max_steps) as advance:
+            folder = DataFolder.open(self._data(data))
             return train_run(
                 recipe,
-                DataFolder.open(self._data(data)),
+                folder,
                 self.out / name,
-                lambda split: map(SourceLine, read_lines(split.source_text)),
+                lambda: map(SourceLine, read_lines(folder.split("dev").source_text)),
                 init=None if init is None else self.out / init,
                 resume=True,
                 device=self.device,

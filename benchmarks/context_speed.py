@@ -45,7 +45,7 @@ from torch import Tensor
 from bertfused.config import SearchConfig, check_recipe
 from bertfused.console import keep_freed_memory
 from bertfused.data import DataFolder
-from bertfused.fit import Setup
+from bertfused.fit import DevSet, Setup
 from bertfused.packed import pack_linears
 from bertfused.run import save_evaluated
 from bertfused.training import Place, steps
@@ -219,8 +219,10 @@ def random_translators(base: Path, data: Path) -> dict[str, AnyTranslator]:
     translators: dict[str, AnyTranslator] = {"base": Translator.load(base, device="cpu")}
     for name, setup in setups(base, data, batch_tokens=1000).items():
         pack_linears(setup.trainer.module, CPU)
-        assert isinstance(setup.translator, DocumentLineTranslator)
-        translators[name] = setup.translator
+        assert isinstance(setup.validator, DevSet)
+        translator = setup.validator.translator
+        assert isinstance(translator, DocumentLineTranslator)
+        translators[name] = translator
     return translators
 
 

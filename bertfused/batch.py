@@ -14,12 +14,17 @@ from bertfused.vocab import Vocabulary
 
 @dataclass(frozen=True)
 class Example:
-    """One sentence (pair) as ids; source and target end in EOS."""
+    """One sentence (pair) as ids; source and target end in EOS.
+
+    Attributes:
+        languages: Numbers of its source and target language, for a model of several directions.
+    """
 
     source: Sequence[int] | NDArray[np.integer]
     target: Sequence[int] | NDArray[np.integer] | None = None
     bert: Sequence[int] | NDArray[np.integer] | None = None
     bert_states: Tensor | None = None
+    languages: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,8 @@ class Batch:
     bert_segments: Int[Tensor, "batch bert"] | None = None
     bert_mask: Bool[Tensor, "batch bert"] | None = None
     bert_states: Float[Tensor, "batch bert bert_dim"] | None = None
+    source_language: Int[Tensor, " batch"] | None = None
+    target_language: Int[Tensor, " batch"] | None = None
 
     def to(self, device: torch.device) -> "Batch":
         moved = {
@@ -109,6 +116,10 @@ def collate(examples: Sequence[Example], bert_ids: BertIds | None = None) -> Bat
     if examples[0].bert is not None:
         assert bert_ids is not None
         batch = _add_bert(batch, examples, bert_ids)
+    languages = [example.languages for example in examples if example.languages is not None]
+    if languages:
+        of_sources, of_targets = torch.tensor(languages).unbind(1)
+        batch = replace(batch, source_language=of_sources, target_language=of_targets)
     return batch
 
 

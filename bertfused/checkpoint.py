@@ -54,6 +54,8 @@ class ModelCard(Section):
     target: str
     source_size: int
     target_size: int
+    #: Those of a model that translates between them in any direction.
+    languages: tuple[str, ...] = ()
     model: ModelConfig
     fusion: FusionConfig | None = None
     encoder: EncoderCard | None = None
@@ -62,6 +64,20 @@ class ModelCard(Section):
     #: What a context-aware model of docnmt has on top of this one.
     context: dict[str, Any] | None = None
     text_files: dict[str, str]
+
+    @property
+    def language_ids(self) -> tuple[int, int] | None:
+        """Numbers of source and target language, of a model of several directions."""
+        if not self.languages:
+            return None
+        return self.languages.index(self.source), self.languages.index(self.target)
+
+    @property
+    def directions(self) -> str:
+        """Say what it translates, for a message."""
+        if not self.languages:
+            return f"{self.source}-{self.target}"
+        return f"between {' and '.join(self.languages)}"
 
     def build(self) -> FusedTransformer:
         """Build the sentence-level network this card describes, with fresh weights.
@@ -76,6 +92,7 @@ class ModelCard(Section):
                 source_size=self.source_size,
                 target_size=self.target_size,
                 bert_dim=None if self.encoder is None else self.encoder.bert_dim,
+                languages=len(self.languages),
             )
         except ValueError as error:
             raise UserError(str(error)) from error

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from bertfused.config import Corpus, Recipe, SearchConfig, load_recipe
+from bertfused.config import AnyRecipe, Corpus, Recipe, SearchConfig, load_recipe
 from bertfused.console import Quiet, log_to_stderr, progress
 from bertfused.errors import UserError
 from bertfused.options import (
@@ -94,7 +94,7 @@ def score_sentences(
 
 
 def set_up_sentences(
-    recipe: Recipe, data: "DataFolder", init: Path | None, device: "torch.device"
+    recipe: AnyRecipe, data: "DataFolder", init: Path | None, device: "torch.device"
 ) -> "Setup":
     """Set up the training of a sentence-level RUN."""
     from bertfused.fit import set_up
@@ -407,7 +407,7 @@ def train_model(
             recipe,
             folder,
             out,
-            lambda split: mode.dev_lines(split, documents),
+            lambda: mode.dev_lines(folder.split("dev"), documents),
             init=init,
             resume=resume,
             device=device,

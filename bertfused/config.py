@@ -53,16 +53,14 @@ class Corpus(Section):
     )
 
 
-class DataConfig(Section):
-    """The text, [data] in a recipe. Paths are relative to the recipe."""
+class TextConfig(Section):
+    """What every mode says of its text, [data] in a recipe. Paths are relative to the recipe."""
 
     source: str = Field(description="Source language code, e.g. 'en'.")
     target: str = Field(description="Target language code, e.g. 'de'.")
-    train: tuple[Corpus, ...] = Field(min_length=1, description="Training corpora.")
-    dev: Corpus = Field(description="Development set; nothing in it is ever dropped.")
     test: tuple[Corpus, ...] = Field((), description="Test sets, each with a name.")
     max_tokens: int = Field(
-        250, ge=1, description="Training pairs with more tokens on a side are dropped and counted."
+        250, ge=1, description="Training text with more tokens a sentence is dropped and counted."
     )
     max_ratio: float | None = Field(
         None, gt=1, description="Training pairs whose token counts differ more are dropped."
@@ -71,8 +69,18 @@ class DataConfig(Section):
         0.1, ge=0, le=1, description="Share of unknown tokens above which preparation stops."
     )
 
+    @property
+    def splits(self) -> dict[str, tuple[Corpus, ...]]:
+        """The corpora of pairs by the name of their split: train, dev, and the test sets."""
+        return {str(corpus.name): (corpus,) for corpus in self.test}
+
+    @property
+    def monolingual(self) -> Mapping[str, tuple[Path, ...]]:
+        """The files of monolingual text that is prepared, by language."""
+        return {}
+
     @model_validator(mode="after")
-    def _tests_have_names(self) -> "DataConfig":
+    def _tests_have_names(self) -> "TextConfig":
         names = [corpus.name for corpus in self.test]
         if None in names or len(set(names)) < len(names):
             raise ValueError("every entry of data.test needs a name of its own")
@@ -82,6 +90,18 @@ class DataConfig(Section):
             if not re.fullmatch(r"[^/\\\x00-\x1f]*[^/\\\x00-\x1f.]", name or ""):
                 raise ValueError(f"name {name!r} of a test set is to be part of file names")
         return self
+
+
+class DataConfig(TextConfig):
+    """The text, [data] in a recipe of one direction."""
+
+    train: tuple[Corpus, ...] = Field(min_length=1, description="Training corpora.")
+    dev: Corpus = Field(description="Development set; nothing in it is ever dropped.")
+
+    @property
+    def splits(self) -> dict[str, tuple[Corpus, ...]]:
+        """The corpora by the name of their split: train, dev, and the test sets."""
+        return {"train": self.train, "dev": (self.dev,), **super().splits}
 
     @model_validator(mode="after")
     def _only_training_corpora_are_weighed(self) -> "DataConfig":
@@ -132,6 +152,7 @@ class ModelConfig(Section):
         1024, ge=1, description="Most tokens of a sentence; with sinusoids only a default limit."
     )
     embedding_norm: bool = Field(False, description="Layer norm after the embeddings.")
+    scale_embeddings: bool = Field(True, description="Embeddings are times sqrt(model_dim).")
     share_embeddings: Literal["all", "decoder", "none"] = Field(
         "all", description="Which of source, target and output embeddings are one matrix."
     )
@@ -224,8 +245,8 @@ class OptimConfig(Section):
     )
 
 
-class TrainConfig(Section):
-    """The training loop, [train] in a recipe."""
+class LoopConfig(Section):
+    """The training loop of every mode, [train] in a recipe."""
 
     batch_tokens: int = Field(
         4096, ge=1, description="Padded tokens of a micro-batch on its longest side."
@@ -240,18 +261,27 @@ class TrainConfig(Section):
     seed: int = Field(1, ge=0, lt=2**63, description="Seed of everything random.")
     precision: Precision = Field("auto", description="bf16 where the processor is fast at it.")
     validate_every: int = Field(1000, ge=1, description="Steps between validations and saves.")
-    validate_bleu: bool = Field(True, description="Translate the dev set at every validation.")
-    select: Literal["bleu", "loss"] = Field(
-        "loss", description="What the best model is best in; the loss is the smoothed one."
-    )
     log_every: int = Field(50, ge=1, description="Steps between logged values.")
     keep_last: int = Field(2, ge=1, description="Newest checkpoints kept.")
     keep_best: int = Field(1, ge=0, description="Best checkpoints kept besides.")
 
     @model_validator(mode="after")
-    def _ends(self) -> "TrainConfig":
+    def _ends(self) -> "LoopConfig":
         if not (self.max_steps is not None or self.max_epochs or self.max_minutes or self.patience):
             raise ValueError("give max_steps, max_epochs, max_minutes or patience")
+        return self
+
+
+class TrainConfig(LoopConfig):
+    """The training loop, [train] in a recipe."""
+
+    validate_bleu: bool = Field(True, description="Translate the dev set at every validation.")
+    select: Literal["bleu", "loss"] = Field(
+        "loss", description="What the best model is best in; the loss is the smoothed one."
+    )
+
+    @model_validator(mode="after")
+    def _can_select(self) -> "TrainConfig":
         if self.select == "bleu" and not self.validate_bleu:
             raise ValueError("select = 'bleu' needs validate_bleu = true")
         return self
@@ -306,22 +336,29 @@ class SearchConfig(Section):
         return self
 
 
-class Recipe(Section):
-    """A whole recipe of sentence-level translation."""
+class AnyRecipe(Section):
+    """What the recipes of all modes have in common."""
 
-    data: DataConfig
+    data: TextConfig
     subwords: SubwordsConfig = SubwordsConfig()
     model: ModelConfig = ModelConfig()
     fusion: FusionConfig | None = None
     optim: OptimConfig = OptimConfig()
-    train: TrainConfig
+    train: LoopConfig
     search: SearchConfig = SearchConfig()
 
     @model_validator(mode="after")
-    def _linear_has_an_end(self) -> "Recipe":
+    def _linear_has_an_end(self) -> "AnyRecipe":
         if self.optim.schedule == "linear" and self.train.max_steps is None:
             raise ValueError("optim.schedule = 'linear' needs train.max_steps")
         return self
+
+
+class Recipe(AnyRecipe):
+    """A whole recipe of sentence-level translation."""
+
+    data: DataConfig
+    train: TrainConfig
 
 
 RecipeT = TypeVar("RecipeT", bound=Section)

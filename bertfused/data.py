@@ -87,6 +87,17 @@ class SplitReport(Section):
         )
 
 
+class MonolingualReport(Section):
+    """What became of the lines of one language's monolingual text."""
+
+    records: int = Field(0, description="Lines read.")
+    kept: int = Field(0, description="Lines stored.")
+    empty: int = Field(0, description="Lines without text, dropped.")
+    long: int = Field(0, description="Lines with more than data.max_tokens tokens, dropped.")
+    tokens: int = Field(0, description="Tokens stored, end symbols not counted.")
+    unknown: int = Field(0, description="Of these, not in the dictionary.")
+
+
 class PrepareReport(Section):
     """What a DATA folder was made from and what is in it; the content of ``data.toml``."""
 
@@ -104,6 +115,7 @@ class PrepareReport(Section):
         {}, description="Both sides' dictionaries."
     )
     splits: dict[str, SplitReport] = Field({}, description="By their names in the recipe.")
+    mono: dict[str, MonolingualReport] = Field({}, description="By language.")
     files: tuple[InputFile, ...] = Field(description="All that was read.")
 
     def __str__(self) -> str:
@@ -117,6 +129,12 @@ class PrepareReport(Section):
             lines.append(f"encoder: {self.encoder.name}, {context}")
         for name, split in self.splits.items():
             lines += self._split_lines(name, split)
+        for language, mono in self.mono.items():
+            lines += [
+                f"mono.{language}: {mono.records:,} lines = {mono.kept:,} kept + {mono.empty:,} "
+                f"empty + {mono.long:,} over {self.max_tokens} tokens; {mono.tokens:,} tokens, "
+                f"{mono.unknown / max(mono.tokens, 1):.2%} unknown"
+            ]
         lines += [f"{file.role}: {file.path} sha256 {file.sha256}" for file in self.files]
         return "\n".join(lines)
 
@@ -248,6 +266,16 @@ class DataFolder:
                 )
         return source, target
 
+    def mono(self, language: str) -> IdStore:
+        """Open the monolingual text of a language, each sentence ending in EOS.
+
+        Raises:
+            UserError: If there is none.
+        """
+        if self.report is None or language not in self.report.mono:
+            raise UserError(f"{self.path} has no monolingual text of {language!r}")
+        return IdStore.open(mono_prefix(self.path, language))
+
     def split(self, name: str) -> Split:
         """Open a split by its name in the recipe.
 
@@ -272,6 +300,11 @@ class DataFolder:
                     f"{source} has {len(split):,} sentences but {other} has {len(lengths):,}"
                 )
         return split
+
+
+def mono_prefix(folder: Path, language: str) -> Path:
+    """Return the path of the store of monolingual text: ``DATA/mono.en``."""
+    return folder / f"mono.{language}"
 
 
 def ids_prefix(prefix: Path, languages: tuple[str, str], language: str) -> Path:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -31,22 +31,24 @@ from bertfused.checkpoint import (
     open_encoder,
     warm_start,
 )
-from bertfused.config import FusionConfig, Recipe
+from bertfused.config import AnyRecipe, FusionConfig, Recipe
 from bertfused.data import DataFolder, Split
 from bertfused.errors import UserError
 from bertfused.features import FeatureCache, open_cache
-from bertfused.metrics import Score, bleu
+from bertfused.metrics import bleu
 from bertfused.pretrained import PretrainedEncoder
 from bertfused.run import RunFolder, log_to, processes, save_evaluated
 from bertfused.subwords import load_tokenizer
 from bertfused.text import make_folder, only_writer, read_lines, replace_file, sha256_file
 from bertfused.training import (
     Dataset,
+    Steps,
     Trainer,
     TrainState,
     TranslationLoss,
     Update,
     choose_precision,
+    steps,
     train,
 )
 from bertfused.translate import (
@@ -96,31 +98,97 @@ class Examples:
 
 
 @dataclass(frozen=True)
+class Validation:
+    """What a model is worth.
+
+    Attributes:
+        value: What the best model is best in; higher is better.
+        text: What was found, for people.
+        values: The same to be logged; texts among them are signatures of scores.
+    """
+
+    value: float
+    text: str
+    values: dict[str, float | str]
+
+
+@runtime_checkable
+class Validator(Protocol):
+    """Evaluates a model while it is trained."""
+
+    @property
+    def criterion(self) -> str:
+        """What the best model is best in, for people."""
+        ...
+
+    def validate(self, lines: Sequence[SourceLine]) -> Validation:
+        """Evaluate the weights as they are, and the translations of the dev set's lines."""
+        ...
+
+
+@dataclass(frozen=True)
+class DevSet:
+    """Validation by the loss on a dev set and the BLEU of its translations."""
+
+    recipe: Recipe
+    trainer: Trainer
+    split: Split
+    examples: Dataset
+    translator: LineTranslator
+
+    @property
+    def criterion(self) -> str:
+        return f"dev {self.recipe.train.select}"
+
+    def validate(self, lines: Sequence[SourceLine]) -> Validation:
+        """Find what ``evaluate`` would."""
+        total = self.trainer.mean_loss(self.examples)
+        loss, nll = float(total.total) / total.tokens, float(total.nll) / total.tokens
+        perplexity = math.exp(min(nll, 50))
+        values: dict[str, float | str] = {
+            "valid_loss": loss,
+            "valid_nll": nll,
+            "valid_perplexity": perplexity,
+        }
+        value, text = -loss, f"dev loss {loss:.4f}, perplexity {perplexity:.2f}"
+        if lines and self.recipe.train.validate_bleu:
+            translations = self.translator.translate(lines, self.recipe.search)
+            references = list(read_lines(self.split.target_text))
+            score = bleu([translation.text for translation in translations], references)
+            values |= {"valid_bleu": score.value, "valid_signature": score.signature}
+            text += f", BLEU {score.value:.2f}"
+            value = score.value if self.recipe.train.select == "bleu" else value
+        return Validation(value, text, values)
+
+
+@dataclass(frozen=True)
 class Setup:
     """What a training consists of.
 
     Attributes:
         recipe: The recipe with all that the RUN to start from decides.
+        steps: Says which examples an update is made of.
     """
 
-    recipe: Recipe
+    recipe: AnyRecipe
     trainer: Trainer
     card: ModelCard
     start: WarmStart | None
     train: Dataset
-    dev: Dataset
-    translator: LineTranslator
+    validator: Validator
+    steps: Steps = steps
 
 
-SetUp = Callable[[Recipe, DataFolder, Path | None, torch.device], Setup]
+SetUp = Callable[[AnyRecipe, DataFolder, Path | None, torch.device], Setup]
 
 
-def set_up(recipe: Recipe, data: DataFolder, init: Path | None, device: torch.device) -> Setup:
+def set_up(recipe: AnyRecipe, data: DataFolder, init: Path | None, device: torch.device) -> Setup:
     """Set up the training of a sentence-level model, plain or fused.
 
     Raises:
         UserError: If recipe, data and the RUN to start from do not fit together.
     """
+    assert isinstance(recipe, Recipe)
     if init is not None and load_card(model_folder(init)).context is not None:
         raise UserError(
             f"cannot start from {init}, which is a context-aware model; name a sentence-level RUN"
@@ -129,35 +197,22 @@ def set_up(recipe: Recipe, data: DataFolder, init: Path | None, device: torch.de
     module = trainer.module
     assert isinstance(module, TranslationLoss)
     member = Member(card, module.model, *data.tokenizers(), module.encoder)
-    return Setup(
+    dev = DevSet(
         recipe,
         trainer,
-        card,
-        start,
-        examples(data, "train", module.encoder, weights_of(recipe)),
+        data.split("dev"),
         examples(data, "dev", module.encoder),
         Translator([member], device),
     )
-
-
-@dataclass(frozen=True)
-class Validation:
-    """The dev set under the weights that would be kept: nats a token, and BLEU if asked for."""
-
-    loss: float
-    nll: float
-    bleu: Score | None
-
-    def value(self, select: str) -> float:
-        """Return what the best model is best in; higher is better."""
-        return self.bleu.value if select == "bleu" and self.bleu is not None else -self.loss
+    training = examples(data, "train", module.encoder, weights_of(recipe))
+    return Setup(recipe, trainer, card, start, training, dev)
 
 
 def train_run(
-    recipe: Recipe,
+    recipe: AnyRecipe,
     data: DataFolder,
     out: Path,
-    dev_lines: Callable[[Split], Iterable[SourceLine]],
+    dev_lines: Callable[[], Iterable[SourceLine]],
     *,
     init: Path | None = None,
     resume: bool = False,
@@ -207,7 +262,7 @@ def train_run(
 
 
 def build_trainer(
-    recipe: Recipe, data: DataFolder, init: Path | None = None, device: torch.device = _CPU
+    recipe: AnyRecipe, data: DataFolder, init: Path | None = None, device: torch.device = _CPU
 ) -> tuple[Trainer, ModelCard, WarmStart | None]:
     """Build model, pretrained encoder and optimiser as a recipe asks, for a DATA folder."""
     check_subwords(recipe, data)
@@ -249,7 +304,7 @@ def _check_finetuned(init: Path, fusion: FusionConfig | None) -> None:
         )
 
 
-def check_subwords(recipe: Recipe, data: DataFolder) -> None:
+def check_subwords(recipe: AnyRecipe, data: DataFolder) -> None:
     """Refuse a recipe that asks for other subwords than the data were made with."""
     made = {} if data.report is None else data.report.subwords
     asked = recipe.subwords.model_dump(mode="json", exclude_unset=True)
@@ -280,20 +335,17 @@ class Session:
 
     def __init__(
         self,
-        recipe: Recipe,
+        recipe: AnyRecipe,
         data: DataFolder,
         run: RunFolder,
-        dev_lines: Callable[[Split], Iterable[SourceLine]],
+        dev_lines: Callable[[], Iterable[SourceLine]],
         init: Path | None,
         setup: Setup,
     ) -> None:
         self.recipe, self.data, self.run, self.init = recipe, data, run, init
         self.trainer, self.card, self.start = setup.trainer, setup.card, setup.start
-        self.train_examples, self.dev_examples = setup.train, setup.dev
-        self.translator = setup.translator
-        dev = data.split("dev")
-        self.dev_lines = list(dev_lines(dev)) if recipe.train.validate_bleu else []
-        self.dev_references = list(read_lines(dev.target_text)) if self.dev_lines else []
+        self.train_examples, self.steps, self.validator = setup.train, setup.steps, setup.validator
+        self.dev_lines = list(dev_lines())
         self.values: dict[int, float] = {}
         self.window: list[tuple[Update, float]] = []
 
@@ -302,7 +354,7 @@ class Session:
         if self.run.is_first:
             trained, frozen = _sizes(self.trainer)
             _logger.info(
-                "training %s parameters%s on %s in %s, %s pairs",
+                "training %s parameters%s on %s in %s, %s examples",
                 f"{trained:,}",
                 f" ({frozen:,} more are frozen)" if frozen else "",
                 self.trainer.device,
@@ -317,7 +369,14 @@ class Session:
             self._log(state, update, seconds)
             on_update(state, update)
 
-        train(self.trainer, self.train_examples, state, log=log, checkpoint=self.checkpoint)
+        train(
+            self.trainer,
+            self.train_examples,
+            state,
+            log=log,
+            checkpoint=self.checkpoint,
+            steps=self.steps,
+        )
         self._finish(state)
 
     def _log(self, state: TrainState, update: Update, seconds: float) -> None:
@@ -347,24 +406,16 @@ class Session:
 
     @torch.no_grad()
     def validate(self) -> Validation:
-        """Evaluate the dev set as ``translate`` and ``evaluate`` would."""
+        """Evaluate the weights that would be kept."""
         with self.trainer.evaluation():
-            loss = self.trainer.mean_loss(self.dev_examples)
-            score = None
-            if self.dev_lines:
-                translations = self.translator.translate(self.dev_lines, self.recipe.search)
-                score = bleu(
-                    [translation.text for translation in translations], self.dev_references
-                )
-        return Validation(float(loss.total) / loss.tokens, float(loss.nll) / loss.tokens, score)
+            return self.validator.validate(self.dev_lines)
 
     def checkpoint(self, state: TrainState) -> None:
         """Validate, keep the best model, save; the first process decides for all."""
         if self.run.is_first:
             validation = self.validate()
-            value = validation.value(self.recipe.train.select)
-            if value > state.best:
-                state.best, state.best_step, state.stale = value, state.step, 0
+            if validation.value > state.best:
+                state.best, state.best_step, state.stale = validation.value, state.step, 0
             else:
                 state.stale += 1
             self._report(state, validation)
@@ -384,9 +435,8 @@ class Session:
         if self.run.metrics.exists():
             for line in read_lines(self.run.metrics):
                 record = json.loads(line)
-                if "valid_nll" in record:
-                    key = "valid_bleu" if self.recipe.train.select == "bleu" else "valid_loss"
-                    logged[record["step"]] = record[key] * (1 if key == "valid_bleu" else -1)
+                if "valid_value" in record:
+                    logged[record["step"]] = record["valid_value"]
         return logged
 
     def _kept(self) -> set[int]:
@@ -396,23 +446,9 @@ class Session:
         return {*steps[-train.keep_last :], *best}
 
     def _report(self, state: TrainState, validation: Validation) -> None:
-        values: dict[str, Any] = {
-            "valid_loss": validation.loss,
-            "valid_nll": validation.nll,
-            "valid_perplexity": math.exp(min(validation.nll, 50)),
-        }
-        line = f"step {state.step}: dev loss {validation.loss:.4f}, perplexity "
-        line += f"{values['valid_perplexity']:.2f}"
-        if validation.bleu is not None:
-            values |= {
-                "valid_bleu": validation.bleu.value,
-                "valid_signature": validation.bleu.signature,
-            }
-            line += f", BLEU {validation.bleu.value:.2f}"
-        if state.step and state.best_step == state.step:
-            line += ", the best so far"
-        _logger.info("%s", line)
-        self.run.log(state.step, values)
+        best = ", the best so far" if state.step and state.best_step == state.step else ""
+        _logger.info("step %d: %s%s", state.step, validation.text, best)
+        self.run.log(state.step, validation.values | {"valid_value": validation.value})
 
     def _finish(self, state: TrainState) -> None:
         if self.run.is_first:
@@ -444,22 +480,29 @@ def _report(session: Session, state: TrainState) -> str:
         "",
         f"- {state.step:,} updates, {state.place.epoch} whole epochs, {state.seconds:,.0f} s in "
         f"updates, {state.skipped} left out",
-        f"- best: step {state.best_step}, chosen by dev {recipe.train.select}",
+        f"- best: step {state.best_step}, chosen by {session.validator.criterion}",
     ]
     if session.start is not None:
         lines += [f"- warm start: {line}" for line in str(session.start).splitlines()[:1]]
-    lines += ["", "| step | dev loss | dev perplexity | dev BLEU |", "|---|---|---|---|"]
-    signature = None
-    for line in read_lines(session.run.metrics) if session.run.metrics.exists() else ():
-        record = json.loads(line)
-        if "valid_nll" in record:
-            bleu_cell = f"{record['valid_bleu']:.2f}" if "valid_bleu" in record else ""
-            signature = record.get("valid_signature", signature)
-            lines.append(
-                f"| {record['step']} | {record['valid_loss']:.4f} | "
-                f"{record['valid_perplexity']:.2f} | {bleu_cell} |"
-            )
-    return "\n".join([*lines, *(["", f"BLEU: {signature}"] if signature else []), ""])
+    records = []
+    if session.run.metrics.exists():
+        records = [json.loads(line) for line in read_lines(session.run.metrics)]
+    validations = [record for record in records if "valid_value" in record]
+    return "\n".join([*lines, "", *_validation_table(validations), ""])
+
+
+def _validation_table(validations: Sequence[dict[str, Any]]) -> list[str]:
+    """Lay out what was logged of validations; the signatures of scores stand below."""
+    logged = {key: value for record in validations for key, value in record.items()}
+    keys = [key for key in logged if key.startswith("valid_") and key != "valid_value"]
+    numbers = [key for key in keys if not isinstance(logged[key], str)]
+    names = [key.removeprefix("valid_").replace("_", " ") for key in numbers]
+    lines = [f"| step | {' | '.join(names)} |", "|---" * (1 + len(names)) + "|"]
+    for record in validations:
+        cells = [f"{record[key]:.4g}" if key in record else "" for key in numbers]
+        lines.append(f"| {record['step']} | {' | '.join(cells)} |")
+    texts = {logged[key]: None for key in keys if key not in numbers}
+    return [*lines, *(["", *texts] if texts else [])]
 
 
 def weights_of(recipe: Recipe) -> list[float]:
@@ -512,7 +555,7 @@ def examples(
     return Examples(split, cache, corpora)
 
 
-def _card(recipe: Recipe, data: DataFolder, encoder: PretrainedEncoder | None) -> ModelCard:
+def _card(recipe: AnyRecipe, data: DataFolder, encoder: PretrainedEncoder | None) -> ModelCard:
     source, target = data.languages
     source_size, target_size = (len(tokenizer.vocabulary) for tokenizer in data.tokenizers())
     return ModelCard(

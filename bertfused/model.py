@@ -42,10 +42,17 @@ class Memory:
     mask: Bool[Tensor, "batch source"]
     bert_states: Float[Tensor, "batch bert bert_dim"] | None = None
     bert_mask: Bool[Tensor, "batch bert"] | None = None
+    target_language: Int[Tensor, " batch"] | None = None
 
 
 class Embedding(nn.Module):
-    """Token embeddings times sqrt(model_dim) plus positions, then optional norm, then dropout."""
+    """Token embeddings times sqrt(model_dim) plus positions, then optional norm, then dropout.
+
+    Args:
+        languages: Number of languages, each with an embedding that is added to its tokens' (Lample
+            & Conneau, 2019); 0 for none.
+        scale: Whether the token embeddings are multiplied.
+    """
 
     table: Tensor
 
@@ -54,13 +61,15 @@ class Embedding(nn.Module):
         tokens: nn.Embedding,
         learned_positions: int | None,
         *,
+        languages: int = 0,
+        scale: bool = True,
         norm: bool,
         dropout: Dropout,
     ) -> None:
         super().__init__()
         model_dim = tokens.embedding_dim
         self.tokens = tokens
-        self.scale = math.sqrt(model_dim)
+        self.scale = math.sqrt(model_dim) if scale else 1.0
         self.dropout = dropout
         self.norm = nn.LayerNorm(model_dim) if norm else None
         self.positions: nn.Embedding | None = None
@@ -69,22 +78,38 @@ class Embedding(nn.Module):
         else:
             self.positions = nn.Embedding(learned_positions, model_dim)
             nn.init.normal_(self.positions.weight, std=model_dim**-0.5)
+        self.languages: nn.Embedding | None = None
+        if languages:
+            self.languages = nn.Embedding(languages, model_dim)
+            nn.init.normal_(self.languages.weight, std=model_dim**-0.5)
 
-    def forward(self, ids: Int[Tensor, "batch length"]) -> Float[Tensor, "batch length model_dim"]:
+    def forward(
+        self, ids: Int[Tensor, "batch length"], language: Int[Tensor, " batch"] | None = None
+    ) -> Float[Tensor, "batch length model_dim"]:
         """Embed the tokens of whole sentences."""
-        dropped: Tensor = self.dropout(self._embed(ids, self._positions(0, ids.shape[1])))
+        positions = self._positions(0, ids.shape[1])
+        dropped: Tensor = self.dropout(self._embed(ids, positions, language))
         return dropped
 
     def at_step(
-        self, ids: Int[Tensor, "batch beams"], position: int
+        self,
+        ids: Int[Tensor, "batch beams"],
+        position: int,
+        language: Int[Tensor, " batch"] | None = None,
     ) -> Float[Tensor, "batch beams model_dim"]:
         """Embed, in a search, tokens that all stand at one position."""
-        return self._embed(ids, self._positions(position, 1))
+        return self._embed(ids, self._positions(position, 1), language)
 
     def _embed(
-        self, ids: Int[Tensor, "batch length"], positions: Float[Tensor, "#length model_dim"]
+        self,
+        ids: Int[Tensor, "batch length"],
+        positions: Float[Tensor, "#length model_dim"],
+        language: Int[Tensor, " batch"] | None,
     ) -> Float[Tensor, "batch length model_dim"]:
         x = torch.add(positions, self.tokens(ids), alpha=self.scale)
+        if self.languages is not None:
+            assert language is not None
+            x = x + self.languages(language)[:, None]
         normed: Tensor = x if self.norm is None else self.norm(x)
         return normed
 
@@ -115,11 +140,13 @@ class Encoder(nn.Module):
 
     def forward(self, batch: Batch) -> Memory:
         *_, states = self.layer_states(batch)
-        return Memory(states, batch.source_mask, batch.bert_states, batch.bert_mask)
+        return Memory(
+            states, batch.source_mask, batch.bert_states, batch.bert_mask, batch.target_language
+        )
 
     def layer_states(self, batch: Batch) -> Iterator[Float[Tensor, "batch source model_dim"]]:
         """Yield the embeddings, then every layer's output; the last one is the encoder's."""
-        x = self.embed(batch.source)
+        x = self.embed(batch.source, batch.source_language)
         bias = padding_bias(batch.source_mask)
         bert_bias = padding_bias(batch.bert_mask)
         for layer in self.layers:
@@ -169,7 +196,7 @@ class Decoder(nn.Module):
         self, decoder_input: Int[Tensor, "batch target"], memory: Memory
     ) -> Float[Tensor, "batch target model_dim"]:
         """Return the last hidden states. Padding needs no mask: it stands after real tokens."""
-        x = self.embed(decoder_input)
+        x = self.embed(decoder_input, memory.target_language)
         bias = causal_bias(x.shape[1], x.device)
         memory_bias = padding_bias(memory.mask)
         bert_bias = padding_bias(memory.bert_mask)
@@ -306,6 +333,7 @@ class DecoderState:
         ]
         self._memory_bias = padding_bias(memory.mask)
         self._bert_bias = padding_bias(memory.bert_mask)
+        self._language = memory.target_language
         #: Of this decoder's layers, and of any layers on top of it.
         self.slots = BeamSlots(len(memory.states), memory.states.device)
         self._caches = [self.slots.new_cache() for _ in self._layers]
@@ -315,7 +343,7 @@ class DecoderState:
     def advance(self, tokens: Int[Tensor, "batch beams"]) -> Float[Tensor, "batch beams model_dim"]:
         """Append one token to every beam and return the last hidden states."""
         self.slots.append(tokens)
-        x = self._embed.at_step(tokens, self._position)
+        x = self._embed.at_step(tokens, self._position, self._language)
         self._position += 1
         for layer, cache, memory, bert in zip(
             self._layers, self._caches, self._memory, self._bert, strict=True
@@ -354,6 +382,8 @@ class DecoderState:
             self._memory_bias = self._memory_bias[sentences]
         if self._bert_bias is not None:
             self._bert_bias = self._bert_bias[sentences]
+        if self._language is not None:
+            self._language = self._language[sentences]
 
 
 def build_model(
@@ -363,6 +393,7 @@ def build_model(
     source_size: int,
     target_size: int,
     bert_dim: int | None = None,
+    languages: int = 0,
 ) -> FusedTransformer:
     """Build the network with fresh weights.
 
@@ -371,6 +402,7 @@ def build_model(
         source_size: Source vocabulary, specials included.
         target_size: Target vocabulary, specials included.
         bert_dim: Width of the pretrained encoder's states, needed with ``fusion``.
+        languages: How many languages have embeddings, on both sides; 0 for none.
 
     Raises:
         ValueError: If embeddings are to be shared between vocabularies of different size, or
@@ -427,7 +459,14 @@ def build_model(
 
     def embed(tokens: nn.Embedding) -> Embedding:
         dropout = Dropout(config.dropout, noise)
-        return Embedding(tokens, learned, norm=config.embedding_norm, dropout=dropout)
+        return Embedding(
+            tokens,
+            learned,
+            languages=languages,
+            scale=config.scale_embeddings,
+            norm=config.embedding_norm,
+            dropout=dropout,
+        )
 
     def final_norm() -> nn.LayerNorm | None:
         return nn.LayerNorm(config.model_dim) if pre_norm else None

@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import tomli_w
 
-from bertfused.config import Corpus, DataConfig, FusionConfig, SubwordsConfig
+from bertfused.config import Corpus, FusionConfig, SubwordsConfig, TextConfig
 from bertfused.data import (
     REPORT,
     UNFINISHED,
@@ -32,10 +32,12 @@ from bertfused.data import (
     DictionaryReport,
     EncoderReport,
     InputFile,
+    MonolingualReport,
     PrepareReport,
     SplitReport,
     bert_prefix,
     ids_prefix,
+    mono_prefix,
     raw_text,
 )
 from bertfused.errors import UserError
@@ -45,6 +47,7 @@ from bertfused.text import (
     make_folder,
     only_writer,
     open_output,
+    read_lines,
     read_pairs,
     replace_file,
     sha256_file,
@@ -57,6 +60,7 @@ _CHUNK = 2048  # pairs encoded at a time
 _TEXT = ".text"  # folder of the text that subwords are learned from
 _OWN = re.compile(
     r"(train|valid|test\d*)\.(docids|[^.]+\.raw\.[^.]+|(bert\.)?[^.]+\.[^.]+\.(bin|idx))"
+    r"|mono\.[^.]+\.(bin|idx)"
     r"|dict\.[^.]+\.txt|sentencepiece\.[^.]+\.model|bpe\.[^.]+\.codes"
 )
 _PARTIAL = re.compile(rf"\.({_OWN.pattern}|data\.toml)\.[0-9a-f]+\.partial")
@@ -83,7 +87,7 @@ class DataRecipe(Protocol):
     """The sections of a recipe that preparation needs."""
 
     @property
-    def data(self) -> DataConfig: ...
+    def data(self) -> TextConfig: ...
     @property
     def subwords(self) -> SubwordsConfig: ...
     @property
@@ -143,7 +147,8 @@ def prepare(
     """Make the DATA folder ``out``.
 
     Training pairs are dropped, and counted, if a side is empty or over ``data.max_tokens`` tokens
-    or the sides are out of proportion. In dev and test sets every pair stays.
+    or the sides are out of proportion. In dev and test sets every pair stays. Monolingual lines
+    are dropped as training pairs are.
 
     Args:
         recipe: Its sections data, subwords and fusion are used.
@@ -179,10 +184,17 @@ def prepare(
         for split in reversed(_splits(recipe.data)):
             chunks = _chunks(_parallel_lines(split, reader), split.name, progress)
             reports[split.name] = _write_split(split, chunks, recipe.data, encoders, out)
+        by_language = dict(zip(_languages(recipe), tokenizers, strict=True))
         report = planned.model_copy(
             update={
                 "dictionaries": _describe_dictionaries(tokenizers),
                 "splits": {split.name: reports[split.name] for split in _splits(recipe.data)},
+                "mono": {
+                    language: _write_mono(
+                        language, recipe.data, by_language[language], out, progress
+                    )
+                    for language in recipe.data.monolingual
+                },
             }
         )
         with replace_file(out / REPORT) as handle:
@@ -242,11 +254,10 @@ def _languages(recipe: DataRecipe) -> tuple[str, str]:
     return recipe.data.source, recipe.data.target
 
 
-def _splits(data: DataConfig) -> list[_Split]:
-    tests = [
-        _Split(str(corpus.name), f"test{i or ''}", (corpus,)) for i, corpus in enumerate(data.test)
-    ]
-    return [_Split("train", "train", data.train), _Split("dev", "valid", (data.dev,)), *tests]
+def _splits(data: TextConfig) -> list[_Split]:
+    files = {"train": "train", "dev": "valid"}
+    files |= {str(corpus.name): f"test{i or ''}" for i, corpus in enumerate(data.test)}
+    return [_Split(name, files[name], corpora) for name, corpora in data.splits.items()]
 
 
 def _load_wordpieces(fusion: FusionConfig) -> BertTokenizer:
@@ -289,7 +300,8 @@ def _plan(
     else:
         names = {"kind", "size", "shared", *(["tags"] if recipe.subwords.tags else [])}
         subwords = recipe.subwords.model_dump(mode="json", include=names)
-    tags = {str(i): corpus.tag for i, corpus in enumerate(data.train) if corpus.tag is not None}
+    training = data.splits.get("train", ())
+    tags = {str(i): corpus.tag for i, corpus in enumerate(training) if corpus.tag is not None}
     known = recipe.subwords.tags if reused is None else reused[0].vocabulary.tags
     for number, tag in tags.items():
         if tag not in known:
@@ -317,8 +329,12 @@ def _as_toml(value: Any) -> Any:
     return [_as_toml(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
-def _input_files(data: DataConfig) -> Iterator[InputFile]:
+def _input_files(data: TextConfig) -> Iterator[InputFile]:
     hashes: dict[Path, str] = {}  # one file may hold both sides
+    for language, paths in data.monolingual.items():
+        for number, file in enumerate(paths):
+            role = f"mono.{language}.{number}"
+            yield InputFile(role=role, path=str(file), sha256=sha256_file(file))
     for split in _splits(data):
         for number, corpus in enumerate(split.corpora):
             corpus_name = f"{split.name}.{number}" if split.name == "train" else split.name
@@ -353,7 +369,7 @@ def _complete_report(out: Path, planned: PrepareReport) -> PrepareReport | None:
 
 def _identity(report: PrepareReport) -> dict[str, object]:
     """Return what decides the content of a folder: no names of files, no results."""
-    results = {"dictionaries", "splits", "files", "encoder"}
+    results = {"dictionaries", "splits", "mono", "files", "encoder"}
     values = report.model_dump(mode="json", exclude=results)
     encoder = report.encoder and report.encoder.model_dump(exclude={"name"})
     files = {file.role: file.sha256 for file in report.files}
@@ -386,16 +402,17 @@ def _learn_subwords(
     source, target = _languages(recipe)
     folder = out / _TEXT
     folder.mkdir()
-    files = {language: folder / f"train.{language}" for language in (source, target)}
-    with open_output(files[source]) as sources, open_output(files[target]) as targets:
-        for line in _parallel_lines(_splits(recipe.data)[0], reader):
-            sources.write_line(line.source)
-            targets.write_line(line.target)
-    config = recipe.subwords
+    pairs = {language: folder / f"train.{language}" for language in (source, target)}
+    with open_output(pairs[source]) as sources, open_output(pairs[target]) as targets:
+        for split in _splits(recipe.data):
+            for line in _parallel_lines(split, reader) if split.file == "train" else ():
+                sources.write_line(line.source)
+                targets.write_line(line.target)
+    config, mono = recipe.subwords, recipe.data.monolingual
     try:
         tokenizers = train_subwords(
             config.kind,
-            {language: [path] for language, path in files.items()},
+            {language: [path, *mono.get(language, ())] for language, path in pairs.items()},
             None if config.kind == "words" else config.size,
             out,
             shared=config.shared,
@@ -440,10 +457,41 @@ def _chunks(
         progress(name, len(chunk))
 
 
+def _write_mono(
+    language: str,
+    data: TextConfig,
+    tokenizer: Tokenizer,
+    out: Path,
+    progress: Callable[[str, int], object],
+) -> MonolingualReport:
+    """Encode the monolingual text of a language, and leave out what is not to be kept."""
+    counts: Counter[str] = Counter()
+    lines = chain.from_iterable(read_lines(path) for path in data.monolingual[language])
+    with IdStoreWriter(mono_prefix(out, language), len(tokenizer.vocabulary)) as writer:
+        while chunk := list(islice(lines, _CHUNK)):
+            counts["records"] += len(chunk)
+            for ids in tokenizer.encode_batch([_text(line) for line in chunk]):
+                reason = filter_reason(ids, ids, data.max_tokens, None)
+                counts[reason or "kept"] += 1
+                if reason is None:
+                    counts["tokens"] += len(ids)
+                    counts["unknown"] += ids.count(Vocabulary.unk)
+                    writer.append([*ids, Vocabulary.eos])
+            progress(f"mono.{language}", len(chunk))
+    where = ", ".join(map(str, data.monolingual[language]))
+    if not counts["kept"]:
+        raise UserError(
+            f"no line of mono.{language} is left of the {counts['records']:,} in {where}"
+        )
+    rate = counts["unknown"] / counts["tokens"]
+    _check_unknown(rate, f"{language} tokens of {where}", data)
+    return MonolingualReport.model_validate(counts)
+
+
 def _write_split(
     split: _Split,
     chunks: Iterable[list[ParallelLine]],
-    data: DataConfig,
+    data: TextConfig,
     encoders: _Encoders,
     out: Path,
 ) -> SplitReport:
@@ -480,7 +528,7 @@ def _write_split(
 def _encode(
     chunk: list[ParallelLine],
     split: _Split,
-    data: DataConfig,
+    data: TextConfig,
     encoders: _Encoders,
     counts: Counter[str],
 ) -> Iterator[_Pair]:
@@ -524,16 +572,19 @@ def _text(line: str) -> str:
     return line if line.strip() else ""
 
 
-def _check(split: _Split, report: SplitReport, data: DataConfig) -> None:
+def _check(split: _Split, report: SplitReport, data: TextConfig) -> None:
     dropped = report.odd if split.file == "train" else 0
     assert report.records == report.kept + dropped
     where = ", ".join(str(corpus.source) for corpus in split.corpora)
     if not report.kept:
         raise UserError(f"no pair of {split.name} is left of the {report.records:,} in {where}")
     for language, rate in zip((data.source, data.target), report.unknown_rates, strict=True):
-        if rate > data.max_unknown:
-            raise UserError(
-                f"{rate:.1%} of the {language} tokens of {split.name} are not in the "
-                f"dictionary, more than data.max_unknown = {data.max_unknown}; "
-                "is the text split into words as the dictionary expects?"
-            )
+        _check_unknown(rate, f"{language} tokens of {split.name}", data)
+
+
+def _check_unknown(rate: float, what: str, data: TextConfig) -> None:
+    if rate > data.max_unknown:
+        raise UserError(
+            f"{rate:.1%} of the {what} are not in the dictionary, more than data.max_unknown = "
+            f"{data.max_unknown}; is the text split into words as the dictionary expects?"
+        )

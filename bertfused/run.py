@@ -39,7 +39,7 @@ from bertfused.checkpoint import (
     write_json,
     write_tensors,
 )
-from bertfused.config import Recipe, RecipeT, flatten, load_recipe
+from bertfused.config import AnyRecipe, Corpus, RecipeT, flatten, load_recipe
 from bertfused.errors import UserError
 from bertfused.text import read_lines, replace_file
 from bertfused.training import Place, Trainer, TrainState
@@ -86,18 +86,18 @@ class RunFolder:
         if (self.path / "config.toml").exists():
             raise UserError(f"{self.path} already holds a run; continue it with --resume")
 
-    def create(self, recipe: Recipe, facts: dict[str, Any]) -> None:
+    def create(self, recipe: AnyRecipe, facts: dict[str, Any]) -> None:
         """Start a run in the folder; raises as ``check_new`` does."""
         self.check_new()
         write_json(self.path / "run.json", facts)
         self.write_config(recipe)
 
-    def write_config(self, recipe: Recipe) -> None:
+    def write_config(self, recipe: AnyRecipe) -> None:
         """Write the resolved recipe."""
         with replace_file(self.path / "config.toml") as handle:
             handle.write(tomli_w.dumps(recipe.model_dump(mode="json", exclude_none=True)).encode())
 
-    def check_config(self, recipe: Recipe, facts: dict[str, Any]) -> None:
+    def check_config(self, recipe: AnyRecipe, facts: dict[str, Any]) -> None:
         """Refuse to resume with options that change what is computed; say which others changed.
 
         Raises:
@@ -115,7 +115,7 @@ class RunFolder:
                     f"cannot resume {self.path}: {key} was {old.get(key)!r} and is {new.get(key)!r}"
                 )
             _logger.warning("resuming with %s = %r (was %r)", key, new.get(key), old.get(key))
-        weights = [[corpus.weight for corpus in own.data.train] for own in (before, recipe)]
+        weights = [[corpus.weight for corpus in training_corpora(own)] for own in (before, recipe)]
         if weights[0] != weights[1] and {1.0} != {*weights[0], *weights[1]}:
             raise UserError(
                 f"cannot resume {self.path}: the weights of the training corpora were "
@@ -204,6 +204,11 @@ def save_evaluated(folder: Path, trainer: Trainer, card: ModelCard, text_folder:
         save_model(folder, card, tensors, text_folder, trainer.module.encoder)
 
 
+def training_corpora(recipe: AnyRecipe) -> tuple[Corpus, ...]:
+    """Return the corpora of pairs that a recipe trains on."""
+    return recipe.data.splits.get("train", ())
+
+
 def _step_of(line: str) -> float:
     """Return the step of a line of metrics, infinity if it was cut short."""
     try:
@@ -274,9 +279,9 @@ def average(run: Path, *, last: int | None, best: int | None, out: Path) -> list
     if best is not None:
         values = {}
         for line in read_lines(folder.metrics):
-            if _step_of(line) < math.inf and "valid_nll" in (record := json.loads(line)):
-                values[record["step"]] = record["valid_nll"]
-        steps = sorted(found, key=lambda step: values.get(step, math.inf))[:wanted]
+            if _step_of(line) < math.inf and "valid_value" in (record := json.loads(line)):
+                values[record["step"]] = record["valid_value"]
+        steps = sorted(found, key=lambda step: -values.get(step, -math.inf))[:wanted]
     card = load_card(found[steps[0]])
     if card.fusion is not None and card.fusion.finetune:
         raise UserError(f"{run} has a fine-tuned encoder, which is not averaged")

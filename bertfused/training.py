@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bertfused.batch import Batch, Example, collate
 from bertfused.checkpoint import copy_tensors
-from bertfused.config import OptimConfig, Precision, TrainConfig
+from bertfused.config import LoopConfig, OptimConfig, Precision
 from bertfused.errors import UserError
 from bertfused.loss import Loss, cross_entropy
 from bertfused.model import FusedTransformer
@@ -99,6 +99,15 @@ def steps(
         epoch, position = epoch + 1, 0
 
 
+@runtime_checkable
+class Steps(Protocol):
+    """Says which micro-batches each update consists of, as ``steps`` does."""
+
+    def __call__(
+        self, dataset: Any, *, batch_tokens: int, accumulate: int, seed: int, start: Place
+    ) -> Iterator[Step]: ...
+
+
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
     """Return the context in which matrix products run in ``precision``."""
     return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
@@ -134,12 +143,12 @@ class LossModule(nn.Module, ABC):
         """Compute the loss of what ``collate`` made."""
 
     @abstractmethod
-    def collate(self, dataset: Any, numbers: Numbers) -> AnyBatch:
-        """Put examples of a data set together."""
+    def begin_step(self, *key: int, drop_net: float) -> None:
+        """Set the randomness of the next batch and of its pass, and the drop-net rate."""
 
     @abstractmethod
-    def begin_step(self, *key: int, drop_net: float) -> None:
-        """Set the randomness of the next forward pass, and the drop-net rate."""
+    def collate(self, dataset: Any, numbers: Numbers) -> AnyBatch:
+        """Put examples of a data set together."""
 
     def forward(self, batch: Any) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
         """Return the sums ``Loss.total`` and ``Loss.nll`` of a batch."""
@@ -220,7 +229,7 @@ class Trainer:
         self,
         module: LossModule,
         optim: OptimConfig,
-        config: TrainConfig,
+        config: LoopConfig,
         *,
         drop_net: tuple[float, int] = (0.0, 0),
         fresh: Sequence[str] = (),
@@ -280,9 +289,9 @@ class Trainer:
             micro = turn * self.world + self.rank
             weight = self.world / step.target_tokens if micro < len(step.examples) else 0.0
             micro = min(micro, len(step.examples) - 1)
+            self.module.begin_step(self.config.seed, number, micro, drop_net=rate)
             batch = self.module.collate(dataset, step.examples[micro])
             positions, real = positions + batch.positions, real + batch.tokens
-            self.module.begin_step(self.config.seed, number, micro, drop_net=rate)
             with self._exchange(is_last=turn == rounds - 1):
                 with autocast(self.device, self.precision):
                     total, batch_nll = self._parallel(batch.to(self.device))
@@ -427,7 +436,7 @@ class TrainState:
     skipped: int = 0
 
 
-def is_finished(state: TrainState, config: TrainConfig) -> bool:
+def is_finished(state: TrainState, config: LoopConfig) -> bool:
     """Say whether any of the limits of [train] is reached."""
     return (
         (config.max_steps is not None and state.step >= config.max_steps)
@@ -444,6 +453,7 @@ def train(
     *,
     log: Callable[[TrainState, Update, float], None],
     checkpoint: Callable[[TrainState], None],
+    steps: Steps = steps,
 ) -> None:
     """Train until a limit of [train] is reached.
 
@@ -452,6 +462,7 @@ def train(
         log: Called after every update with the seconds it took.
         checkpoint: Called every ``validate_every`` steps and at the end; validates, saves, and
             keeps ``best``, ``best_step`` and ``stale`` of the state.
+        steps: Says which examples an update is made of.
 
     Raises:
         UserError: If too many updates in a row were not finite.

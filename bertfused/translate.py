@@ -120,11 +120,29 @@ class Member:
             opened,
         )
 
+    def towards(self, source: str, target: str) -> "Member":
+        """Return the same model for another direction.
+
+        Raises:
+            UserError: If the model does not translate from one to the other.
+        """
+        card, here = self.card, (self.card.source, self.card.target)
+        if (source, target) == here:
+            return self
+        if {source, target} - {*card.languages} or source == target:
+            raise UserError(f"the model translates {card.directions}, not {source}-{target}")
+        tokenizers = dict(zip(here, (self.source, self.target), strict=True))
+        card = card.model_copy(update={"source": source, "target": target})
+        return replace(self, card=card, source=tokenizers[source], target=tokenizers[target])
+
     def examples(self, lines: Sequence[SourceLine], counts: Counter[str]) -> list[Example]:
         """Make the ids of lines, without targets."""
-        eos = self.source.vocabulary.eos
+        eos, languages = self.source.vocabulary.eos, self.card.language_ids
         texts = [line.text for line in lines]
-        examples = [Example(source=[*ids, eos]) for ids in self.source.encode_batch(texts)]
+        examples = [
+            Example(source=[*ids, eos], languages=languages)
+            for ids in self.source.encode_batch(texts)
+        ]
         if self.encoder is None:
             return examples
         contexts = [line.context for line in lines]
@@ -210,6 +228,7 @@ class Translator:
         run: str | Path,
         *,
         ensemble: Sequence[str | Path] = (),
+        direction: tuple[str, str] | None = None,
         device: str = "auto",
         encoder: str | None = None,
         encoder_precision: InferencePrecision = "fp32",
@@ -219,6 +238,7 @@ class Translator:
         Args:
             run: Run, checkpoint or model folder.
             ensemble: More of them.
+            direction: Source and target language, for models of several directions.
             device: "auto", "cpu", "cuda", "cuda:1", ...
             encoder: Another place of the pretrained encoder, if it has moved.
             encoder_precision: "bf16" runs the pretrained encoder in bfloat16: faster, and a few
@@ -231,6 +251,8 @@ class Translator:
         if encoder is not None and all(model.card.fusion is None for model in trained):
             raise UserError(f"{run} is a plain model: it reads no encoder {encoder!r}")
         members = [Member.of(model, encoder, encoder_precision) for model in trained]
+        if direction is not None:
+            members = [member.towards(*direction) for member in members]
         place = choose_device(device)
         for member in members:
             pack_linears(member.model, place)

@@ -16,7 +16,7 @@ from bertfused.commands import (
     add_commands,
     pronoun_finder,
 )
-from bertfused.config import Corpus, Recipe
+from bertfused.config import AnyRecipe, Corpus, Recipe
 from bertfused.console import Quiet, log_to_stderr, make_app, progress, run_app
 from bertfused.errors import UserError
 from bertfused.options import (
@@ -198,7 +198,7 @@ def score_lines(
 
 
 def set_up_run(
-    recipe: Recipe, data: "DataFolder", init: Path | None, device: "torch.device"
+    recipe: AnyRecipe, data: "DataFolder", init: Path | None, device: "torch.device"
 ) -> "Setup":
     """Set up the training of a model with [context] or without."""
     from docnmt.fit import set_up

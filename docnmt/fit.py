@@ -16,10 +16,11 @@ from bertfused.checkpoint import (
     model_folder,
     model_tensors,
 )
-from bertfused.config import Recipe
+from bertfused.config import AnyRecipe
 from bertfused.data import DataFolder
 from bertfused.errors import UserError
 from bertfused.fit import (
+    DevSet,
     Setup,
     build_trainer,
     check_dictionaries,
@@ -95,7 +96,7 @@ class ContextLoss(LossModule):
         self.model.noise.reseed(*key)
 
 
-def set_up(recipe: Recipe, data: DataFolder, init: Path | None, device: torch.device) -> Setup:
+def set_up(recipe: AnyRecipe, data: DataFolder, init: Path | None, device: torch.device) -> Setup:
     """Set up what a recipe of ``docnmt`` trains.
 
     Raises:
@@ -169,7 +170,8 @@ def _set_up_on_base(
     resolved = recipe.model_copy(
         update={"model": card.model, "fusion": recipe.fusion or card.fusion}
     )
-    return Setup(resolved, trainer, card, start, training, dev, translator)
+    validator = DevSet(resolved, trainer, data.split("dev"), dev, translator)
+    return Setup(resolved, trainer, card, start, training, validator)
 
 
 def _start_of(model: ContextModel) -> WarmStart:
@@ -216,7 +218,8 @@ def _set_up_concatenation(
     )
     member = Member(card, module.model, *data.tokenizers(), None)
     translator = DocumentLineTranslator(ConcatenatedSystem(member, config, device))
-    return Setup(recipe, trainer, card, start, training, dev, translator)
+    validator = DevSet(recipe, trainer, data.split("dev"), dev, translator)
+    return Setup(recipe, trainer, card, start, training, validator)
 
 
 def _check_start(init: Path, config: FrozenBaseConfig | ConcatenationConfig | None) -> None:

@@ -59,6 +59,8 @@ def export_ctranslate2(run: Path, out: Path, lines: Sequence[str] = ()) -> None:
     trained = load_model(run)
     if trained.card.fusion is not None:
         raise UserError(f"{run} is a fused model; CTranslate2 has no place for a second encoder")
+    if trained.card.languages:
+        raise UserError(f"{run} has embeddings of languages; CTranslate2 has no place for them")
     specification = _specification(trained)
     specification.validate()
     specification.optimize()
@@ -183,6 +185,7 @@ def _specification(trained: TrainedModel) -> Any:
     decoder = TransformerDecoderSpec(
         config.decoder_layers, config.decoder_heads or config.heads, **options
     )
+    encoder.scale_embeddings = decoder.scale_embeddings = config.scale_embeddings
     positions = max(_POSITIONS, config.max_positions)
     _set_embedding(encoder, encoder.embeddings[0], model.encoder.embed, positions)
     _set_embedding(decoder, decoder.embeddings, model.decoder.embed, positions)

@@ -207,6 +207,8 @@ def export_fairseq(run: Path, out: Path) -> None:
     card = trained.card
     if card.fusion is not None:
         raise UserError(f"{run} is a fused model; only plain ones can be exported to fairseq")
+    if card.languages:
+        raise UserError(f"{run} has embeddings of languages, which fairseq's Transformer has not")
     languages = {"source_lang": card.source, "target_lang": card.target}
     history = {
         "criterion_name": "LabelSmoothedCrossEntropyCriterion",

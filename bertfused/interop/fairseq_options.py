@@ -34,6 +34,7 @@ _DEFAULTS: Options = {
     "relu_dropout": 0.0,  # the older name of the one above
     "activation_fn": "relu",
     "layernorm_embedding": False,
+    "no_scale_embedding": False,
     "share_all_embeddings": False,
     "share_decoder_input_output_embed": False,
     # the official BERT-fused code
@@ -95,7 +96,6 @@ _UNSUPPORTED = (
     "merge_src_tgt_embed",
     "no_cross_attention",
     "no_decoder_final_norm",
-    "no_scale_embedding",
     "no_token_positional_embeddings",
     "quant_noise_scalar",
 )
@@ -192,6 +192,7 @@ def model_config(options: Options, checkpoint: Path) -> ModelConfig:
             positions="learned" if options["encoder_learned_pos"] else "sinusoidal",
             max_positions=max(options[name] for name in _LIMITS),
             embedding_norm=options["layernorm_embedding"],
+            scale_embeddings=not options["no_scale_embedding"],
             share_embeddings=share,
         )
     except ValidationError as error:
@@ -276,6 +277,7 @@ def export_options(config: ModelConfig) -> Options:
         "activation_dropout": config.activation_dropout,
         "activation_fn": config.activation,
         "layernorm_embedding": config.embedding_norm,
+        "no_scale_embedding": not config.scale_embeddings,
         "max_source_positions": config.max_positions,
         "max_target_positions": config.max_positions,
         "share_all_embeddings": config.share_embeddings == "all",

@@ -103,7 +103,7 @@ def test_cached_states_are_padded_with_zeros() -> None:
 
 
 def test_a_batch_moves_as_a_whole() -> None:
-    example = Example([5, 2], [6, 2], [8, 9], torch.ones(2, 3))
+    example = Example([5, 2], [6, 2], [8, 9], torch.ones(2, 3), languages=(1, 0))
     moved = collate([example], BertIds(pad=0, separator=9)).to(torch.device("meta"))
     assert isinstance(moved, Batch)
     assert {value.device.type for value in vars(moved).values()} == {"meta"}

@@ -193,7 +193,6 @@ def test_absent_options_are_the_architectures(
         ({"adaptive_softmax_cutoff": "100,200"}, "--adaptive-softmax-cutoff 100,200, which is not"),
         ({"encoder_layerdrop": 0.2}, "--encoder-layerdrop 0.2, which is not"),
         ({"cross_self_attention": True}, "--cross-self-attention True, which is not"),
-        ({"no_scale_embedding": True}, "--no-scale-embedding True, which is not"),
         (
             {"encoder_normalize_before": True},
             "--encoder-normalize-before True and --decoder-normalize-before False; they have",

@@ -1,5 +1,4 @@
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +9,7 @@ from bertfused.checkpoint import load_card, load_model, model_tensors, write_car
 from bertfused.config import Recipe
 from bertfused.data import DataFolder
 from bertfused.errors import UserError
-from bertfused.fit import Validation, build_trainer, examples, set_up
-from bertfused.metrics import Score
+from bertfused.fit import build_trainer, examples, set_up
 from bertfused.prepare import prepare
 from bertfused.subwords import Tokenizer, Words
 from bertfused.vocab import Vocabulary
@@ -38,13 +36,6 @@ def data_of(path: Path, *, first: str = "w0", swapped: bool = False) -> DataFold
     for language in ("en", "de"):
         Tokenizer(Words(), Vocabulary(words, range(36, 0, -1))).save(path, language)
     return DataFolder(path, ("en", "de"), None, {})
-
-
-def test_the_best_model_has_the_least_smoothed_loss_or_the_highest_bleu() -> None:
-    found = Validation(loss=2.0, nll=1.0, bleu=Score("BLEU", 30.0, "", None))
-    assert found.value("loss") == -2.0
-    assert found.value("bleu") == 30.0
-    assert replace(found, bleu=None).value("bleu") == -2.0
 
 
 def test_a_warm_start_takes_the_weights(tmp_path: Path) -> None:
