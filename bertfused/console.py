@@ -100,7 +100,7 @@ def log_to_stderr(quiet: bool) -> None:
     handler.setFormatter(logging.Formatter("%(message)s"))
     package.handlers[:] = [handler]
     level = logging.INFO if sys.stderr.isatty() else logging.DEBUG
-    for name in ("bertfused", "docnmt", "backtranslation"):
+    for name in ("bertfused", "docnmt", "backtranslation", "unsup"):
         logging.getLogger(name).setLevel(logging.WARNING if quiet else level)
 
 

@@ -36,12 +36,14 @@ from bertfused.data import DataFolder, Split
 from bertfused.errors import UserError
 from bertfused.features import FeatureCache, open_cache
 from bertfused.metrics import bleu
+from bertfused.model import FusedTransformer
 from bertfused.pretrained import PretrainedEncoder
 from bertfused.run import RunFolder, log_to, processes, save_evaluated
 from bertfused.subwords import load_tokenizer
 from bertfused.text import make_folder, only_writer, read_lines, replace_file, sha256_file
 from bertfused.training import (
     Dataset,
+    LossModule,
     Steps,
     Trainer,
     TrainState,
@@ -105,11 +107,13 @@ class Validation:
         value: What the best model is best in; higher is better.
         text: What was found, for people.
         values: The same to be logged; texts among them are signatures of scores.
+        problem: Why training has no use any more, if so.
     """
 
     value: float
     text: str
     values: dict[str, float | str]
+    problem: str | None = None
 
 
 @runtime_checkable
@@ -121,7 +125,7 @@ class Validator(Protocol):
         """What the best model is best in, for people."""
         ...
 
-    def validate(self, lines: Sequence[SourceLine]) -> Validation:
+    def validate(self, step: int, lines: Sequence[SourceLine]) -> Validation:
         """Evaluate the weights as they are, and the translations of the dev set's lines."""
         ...
 
@@ -140,7 +144,7 @@ class DevSet:
     def criterion(self) -> str:
         return f"dev {self.recipe.train.select}"
 
-    def validate(self, lines: Sequence[SourceLine]) -> Validation:
+    def validate(self, step: int, lines: Sequence[SourceLine]) -> Validation:
         """Find what ``evaluate`` would."""
         total = self.trainer.mean_loss(self.examples)
         loss, nll = float(total.total) / total.tokens, float(total.nll) / total.tokens
@@ -265,25 +269,49 @@ def build_trainer(
     recipe: AnyRecipe, data: DataFolder, init: Path | None = None, device: torch.device = _CPU
 ) -> tuple[Trainer, ModelCard, WarmStart | None]:
     """Build model, pretrained encoder and optimiser as a recipe asks, for a DATA folder."""
-    check_subwords(recipe, data)
-    torch.manual_seed(recipe.train.seed)
+    model, encoder, card = build_network(recipe, data)
+    start = None if init is None else start_from_run(model, init, recipe, data)
     fusion = recipe.fusion
-    encoder = None if fusion is None else open_encoder(fusion)
-    card = _card(recipe, data, encoder)
-    model = card.build()
-    start = None
-    if init is not None:
-        _check_finetuned(init, fusion)
-        check_dictionaries(init, data)
-        start = warm_start(model, init, fusion)
     module = TranslationLoss(
         model,
         encoder,
         label_smoothing=recipe.optim.label_smoothing,
         mask_special=fusion is not None and fusion.mask_special,
-    ).to(device)
-    trainer = Trainer(
-        module,
+    )
+    return make_trainer(module, recipe, start, device), card, start
+
+
+def build_network(
+    recipe: AnyRecipe, data: DataFolder, languages: tuple[str, ...] = ()
+) -> tuple[FusedTransformer, PretrainedEncoder | None, ModelCard]:
+    """Build a model with fresh weights, and open the pretrained encoder.
+
+    Args:
+        languages: Those of a model that translates between them in any direction.
+    """
+    check_subwords(recipe, data)
+    torch.manual_seed(recipe.train.seed)
+    encoder = None if recipe.fusion is None else open_encoder(recipe.fusion)
+    card = _card(recipe, data, encoder).model_copy(update={"languages": languages})
+    return card.build(), encoder, card
+
+
+def start_from_run(
+    model: FusedTransformer, init: Path, recipe: AnyRecipe, data: DataFolder
+) -> WarmStart:
+    """Take over the weights of a trained model; raises as ``warm_start`` does."""
+    _check_finetuned(init, recipe.fusion)
+    check_dictionaries(init, data)
+    return warm_start(model, init, recipe.fusion)
+
+
+def make_trainer(
+    module: LossModule, recipe: AnyRecipe, start: WarmStart | None, device: torch.device
+) -> Trainer:
+    """Put an optimiser around a loss, as a recipe asks."""
+    fusion = recipe.fusion
+    return Trainer(
+        module.to(device),
         recipe.optim,
         recipe.train,
         drop_net=(fusion.drop_net, fusion.drop_net_warmup_steps) if fusion else (0.0, 0),
@@ -291,7 +319,6 @@ def build_trainer(
         device=device,
         precision=choose_precision(recipe.train.precision, device),
     )
-    return trainer, card, start
 
 
 def _check_finetuned(init: Path, fusion: FusionConfig | None) -> None:
@@ -363,7 +390,7 @@ class Session:
             )
         if self.start is not None and state.step == 0:
             _logger.info("warm start from %s: %s", self.init, self.start)
-            self._report(state, self.validate())
+            self._report(state, self.validate(state.step))
 
         def log(state: TrainState, update: Update, seconds: float) -> None:
             self._log(state, update, seconds)
@@ -396,6 +423,7 @@ class Session:
             "padding": sum(past.padding for past, _ in self.window) / len(self.window),
             "tokens_per_second": tokens / sum(seconds for _, seconds in self.window),
             "seconds": state.seconds,
+            **self.trainer.module.take_values(),
         }
         self.window.clear()
         self.run.log(state.step, values)
@@ -405,15 +433,15 @@ class Session:
         )
 
     @torch.no_grad()
-    def validate(self) -> Validation:
+    def validate(self, step: int) -> Validation:
         """Evaluate the weights that would be kept."""
         with self.trainer.evaluation():
-            return self.validator.validate(self.dev_lines)
+            return self.validator.validate(step, self.dev_lines)
 
     def checkpoint(self, state: TrainState) -> None:
         """Validate, keep the best model, save; the first process decides for all."""
         if self.run.is_first:
-            validation = self.validate()
+            validation = self.validate(state.step)
             if validation.value > state.best:
                 state.best, state.best_step, state.stale = validation.value, state.step, 0
             else:
@@ -423,7 +451,10 @@ class Session:
                 save_evaluated(self.run.path / "model", self.trainer, self.card, self.data.path)
             self.values = self._known_values()
             self.run.save(self.trainer, state, self.card, self.data.path, self._kept())
+            if validation.problem is not None:
+                raise UserError(f"step {state.step}: {validation.problem}")
         self.window.clear()  # a resumed run begins here, and must log the same means
+        self.trainer.module.take_values()
         if dist.is_initialized():
             decided: list[Any] = [state.best, state.best_step, state.stale]
             dist.broadcast_object_list(decided)

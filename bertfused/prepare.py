@@ -402,17 +402,20 @@ def _learn_subwords(
     source, target = _languages(recipe)
     folder = out / _TEXT
     folder.mkdir()
-    pairs = {language: folder / f"train.{language}" for language in (source, target)}
-    with open_output(pairs[source]) as sources, open_output(pairs[target]) as targets:
-        for split in _splits(recipe.data):
-            for line in _parallel_lines(split, reader) if split.file == "train" else ():
+    mono, config = recipe.data.monolingual, recipe.subwords
+    files = {language: list(mono.get(language, ())) for language in (source, target)}
+    for split in (split for split in _splits(recipe.data) if split.name == "train"):
+        pairs = folder / f"train.{source}", folder / f"train.{target}"
+        with open_output(pairs[0]) as sources, open_output(pairs[1]) as targets:
+            for line in _parallel_lines(split, reader):
                 sources.write_line(line.source)
                 targets.write_line(line.target)
-    config, mono = recipe.subwords, recipe.data.monolingual
+        files[source].insert(0, pairs[0])
+        files[target].insert(0, pairs[1])
     try:
         tokenizers = train_subwords(
             config.kind,
-            {language: [path, *mono.get(language, ())] for language, path in pairs.items()},
+            files,
             None if config.kind == "words" else config.size,
             out,
             shared=config.shared,

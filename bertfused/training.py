@@ -150,6 +150,10 @@ class LossModule(nn.Module, ABC):
     def collate(self, dataset: Any, numbers: Numbers) -> AnyBatch:
         """Put examples of a data set together."""
 
+    def take_values(self) -> dict[str, float]:
+        """Return what else is worth logging of the batches since the last call."""
+        return {}
+
     def forward(self, batch: Any) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
         """Return the sums ``Loss.total`` and ``Loss.nll`` of a batch."""
         loss = self.loss(batch)

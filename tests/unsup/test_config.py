@@ -1,0 +1,57 @@
+import pytest
+
+from bertfused.errors import UserError
+from tests.unsup.conftest import Texts
+from unsup.config import ObjectivesConfig, points
+
+
+@pytest.mark.parametrize(
+    ("schedule", "step", "weight"),
+    [
+        ("1", 0, 1.0),
+        ("0.5", 10**6, 0.5),
+        ("0:1,100:0.1,300:0", 0, 1.0),
+        ("0:1,100:0.1,300:0", 50, 0.55),
+        ("0:1,100:0.1,300:0", 100, 0.1),
+        ("0:1,100:0.1,300:0", 200, 0.05),
+        ("0:1,100:0.1,300:0", 5000, 0.0),
+        ("0:0,10:0,11:1", 10, 0.0),
+        ("0:0,10:0,11:1", 11, 1.0),
+    ],
+)
+def test_a_weight_is_linear_between_its_corners(schedule: str, step: int, weight: float) -> None:
+    objectives = ObjectivesConfig(denoising=schedule)
+    assert objectives.weight("denoising", step) == pytest.approx(weight)
+
+
+@pytest.mark.parametrize("schedule", ["", "x", "-1", "5:1", "0:1,0:2", "0:1,9:1,3:1", "0:1,9"])
+def test_what_is_no_schedule_is_refused(schedule: str) -> None:
+    with pytest.raises(ValueError, match=r"neither a weight|begin with 0"):
+        points(schedule)
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "message"),
+    [
+        ("objectives", {"denoising": "0", "backtranslation": "0:0"}, "all objectives have weight"),
+        ("objectives", {"denoising": "2:1"}, "the steps of '2:1' have to begin with 0"),
+        ("objectives", {"teacher": "average"}, "teacher = 'average' needs optim.ema"),
+        ("model", {"share_embeddings": "none"}, "so 'all' it is"),
+        ("subwords", {"shared": False}, "one encoder reads both languages"),
+        ("subwords", {"tags": ["<x>"]}, "tags have to name '<mask>'"),
+        ("data", {"mono": {"ab": ["a"]}}, "mono.xy is missing"),
+        ("data", {"mono": {"ab": ["a"], "xy": ["b"], "de": ["c"]}}, "mono.de is of another"),
+        ("data", {"max_ratio": 2.0}, "max_ratio has no use here"),
+        ("data", {"train": []}, "unknown key data.train"),
+    ],
+)
+def test_what_does_not_fit_is_one_sentence(
+    texts: Texts, section: str, values: dict[str, object], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        texts.with_(**{section: values})
+
+
+def test_selection_by_pairs_needs_pairs(texts: Texts) -> None:
+    with pytest.raises(UserError, match=r"select = 'bleu' needs data\.dev"):
+        texts.with_(data={"dev": None}, validation={"select": "bleu"})

@@ -1,0 +1,1 @@
+"""Unsupervised translation: two monolingual texts, denoising and on-the-fly back-translation."""

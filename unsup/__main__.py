@@ -1,0 +1,5 @@
+"""``python -m unsup``."""
+
+from unsup.cli import main
+
+main()

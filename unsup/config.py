@@ -1,0 +1,215 @@
+"""What unsupervised training can be configured with; no torch is needed to read it."""
+
+import itertools
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal, get_args
+
+from pydantic import AfterValidator, Field, model_validator
+
+from bertfused.config import (
+    AnyRecipe,
+    Corpus,
+    SearchConfig,
+    Section,
+    SubwordsConfig,
+    TextConfig,
+)
+
+#: The symbol of a blanked word, in the dictionary but in no text.
+MASK = "<mask>"
+
+Objective = Literal["denoising", "words", "backtranslation", "mass"]
+OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
+
+
+def _check_schedule(text: str) -> str:
+    points(text)
+    return text
+
+
+#: The weight of an objective by step: "1", or "0:1,1000:0.1,3000:0".
+Schedule = Annotated[str, AfterValidator(_check_schedule)]
+
+
+def points(schedule: str) -> list[tuple[int, float]]:
+    """Return the corners of a weight that is piecewise linear in the step.
+
+    >>> points("0:1,1000:0.1"), points("0.5")
+    ([(0, 1.0), (1000, 0.1)], [(0, 0.5)])
+
+    Raises:
+        ValueError: If it is no schedule.
+    """
+    number = r"\d+(\.\d*)?|\.\d+"
+    if re.fullmatch(number, schedule):
+        return [(0, float(schedule))]
+    parts = [part.strip() for part in schedule.split(",")]
+    if not all(re.fullmatch(rf"\d+:({number})", part) for part in parts):
+        raise ValueError(f"{schedule!r} is neither a weight nor like '0:1,1000:0.1,3000:0'")
+    corners = [(int(step), float(weight)) for step, weight in (p.split(":") for p in parts)]
+    steps = [step for step, _ in corners]
+    if steps[0] != 0 or steps != sorted(set(steps)):
+        raise ValueError(f"the steps of {schedule!r} have to begin with 0 and to rise")
+    return corners
+
+
+class UnsupervisedData(TextConfig):
+    """The text, [data] in a recipe: no pairs to train on."""
+
+    mono: dict[str, tuple[Path, ...]] = Field(
+        description="Files of monolingual text of both languages, e.g. mono.en = ['news.en.gz']."
+    )
+    dev: Corpus | None = Field(
+        None, description="Pairs that training is watched on; they choose nothing by default."
+    )
+
+    @property
+    def splits(self) -> dict[str, tuple[Corpus, ...]]:
+        """The pairs for evaluation by the name of their split: dev and the test sets."""
+        return {**({"dev": (self.dev,)} if self.dev is not None else {}), **super().splits}
+
+    @property
+    def monolingual(self) -> Mapping[str, tuple[Path, ...]]:
+        """The files of text that is prepared, by language."""
+        return self.mono
+
+    @model_validator(mode="after")
+    def _mono_is_of_both_languages(self) -> "UnsupervisedData":
+        for language in (self.source, self.target):
+            if not self.mono.get(language):
+                raise ValueError(f"mono.{language} is missing")
+        if other := [language for language in self.mono if language not in self.languages]:
+            raise ValueError(
+                f"mono.{other[0]} is of another language than {self.source} and {self.target}"
+            )
+        if self.max_ratio is not None:
+            raise ValueError("max_ratio has no use here: there are no training pairs")
+        return self
+
+    @property
+    def languages(self) -> tuple[str, str]:
+        """Both languages, by number."""
+        return self.source, self.target
+
+
+class SharedSubwords(SubwordsConfig):
+    """The subwords of both languages together, [subwords] in a recipe."""
+
+    tags: tuple[str, ...] = Field(
+        (MASK,), description="Symbols that no text has; one blanks words."
+    )
+
+    @model_validator(mode="after")
+    def _are_shared(self) -> "SharedSubwords":
+        if not self.shared:
+            raise ValueError("shared = false: one encoder reads both languages with one dictionary")
+        if MASK not in self.tags:
+            raise ValueError(f"tags have to name {MASK!r}, which stands for blanked words")
+        return self
+
+
+class NoiseConfig(Section):
+    """Noise on the words of a sentence, [noise] in a recipe (Lample et al., 2018, section 2.3)."""
+
+    shuffle: float = Field(
+        3.0, ge=0, description="Word i goes to the rank of i + U(0, shuffle): 3 moves it by 2."
+    )
+    drop: float = Field(0.1, ge=0, lt=1, description="Share of the words that are left out.")
+    blank: float = Field(0.1, ge=0, lt=1, description=f"Share of the others that become {MASK}.")
+    mass: float = Field(
+        0.5, gt=0, lt=1, description="MASS: share of a sentence that is masked, in one span."
+    )
+
+
+class ObjectivesConfig(Section):
+    """How much each objective counts at which step, [objectives] in a recipe.
+
+    A weight, or corners between which it is linear: '0:1,1000:0.1,3000:0'.
+    """
+
+    denoising: Schedule = Field("1", description="A sentence from a noised copy of it.")
+    words: Schedule = Field("0", description="A sentence from its word-by-word translation.")
+    backtranslation: Schedule = Field(
+        "1", description="A sentence from its translation by the model of that step."
+    )
+    mass: Schedule = Field("0", description="A span of a sentence from the rest of it (MASS).")
+    teacher: Literal["model", "average"] = Field(
+        "model",
+        description="What translates back: the weights of the step, or their average (optim.ema).",
+    )
+    noise_words: bool = Field(True, description="Noise on word-by-word translations too.")
+
+    @model_validator(mode="after")
+    def _some_counts(self) -> "ObjectivesConfig":
+        if not any(weight for name in OBJECTIVES for _, weight in points(getattr(self, name))):
+            raise ValueError("all objectives have weight 0")
+        return self
+
+    def weight(self, objective: Objective, step: int) -> float:
+        """Return the weight of an objective at a step.
+
+        >>> ObjectivesConfig(denoising="0:1,100:0").weight("denoising", 25)
+        0.75
+        """
+        corners = points(getattr(self, objective))
+        for (start, before), (end, after) in itertools.pairwise(corners):
+            if step < end:
+                return before + (after - before) * (step - start) / (end - start)
+        return corners[-1][1]
+
+
+class ValidationConfig(Section):
+    """How a model in training is judged, [validation] in a recipe."""
+
+    lines: int = Field(
+        500, ge=1, description="Monolingual lines of each language, translated there and back."
+    )
+    select: Literal["round-trip", "bleu"] = Field(
+        "round-trip",
+        description="What the best model is best in: BLEU of lines translated there and back, "
+        "which needs no pairs, or BLEU on the pairs of data.dev.",
+    )
+    max_copied: float | None = Field(
+        0.8,
+        gt=0,
+        le=1,
+        description="Training stops once more of the words of the source stand in translations.",
+    )
+    max_wrong: float | None = Field(
+        0.8,
+        gt=0,
+        le=1,
+        description="Training stops once more of the translations look like the source's language.",
+    )
+    guard_from: int = Field(
+        2000, ge=0, description="Step from which these two bounds count: a model begins by copying."
+    )
+
+
+class UnsupervisedRecipe(AnyRecipe):
+    """A recipe of unsupervised translation."""
+
+    data: UnsupervisedData
+    subwords: SharedSubwords = SharedSubwords()
+    noise: NoiseConfig = NoiseConfig()
+    objectives: ObjectivesConfig = ObjectivesConfig()
+    generate: SearchConfig = Field(
+        SearchConfig(beam_size=1, max_length_a=1.3, max_length_b=5),
+        description="The search of back-translation in training.",
+    )
+    validation: ValidationConfig = ValidationConfig()
+
+    @model_validator(mode="after")
+    def _sections_fit(self) -> "UnsupervisedRecipe":
+        if self.model.share_embeddings != "all":
+            raise ValueError(
+                f"model.share_embeddings = {self.model.share_embeddings!r}: the model reads and "
+                "writes both languages, so 'all' it is"
+            )
+        if self.objectives.teacher == "average" and self.optim.ema is None:
+            raise ValueError("objectives.teacher = 'average' needs optim.ema")
+        if self.validation.select == "bleu" and self.data.dev is None:
+            raise ValueError("validation.select = 'bleu' needs data.dev")
+        return self
