@@ -123,7 +123,8 @@ class Embedding(nn.Module):
             return self.positions.weight[start : start + length]
         if start + length > len(self.table):
             size = 2 * (start + length)
-            self.table = sinusoids(size, self.table.shape[1]).to(self.table.device)
+            with torch.inference_mode(False):  # training goes on with it
+                self.table = sinusoids(size, self.table.shape[1]).to(self.table.device)
         return self.table[start : start + length]
 
 

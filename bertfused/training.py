@@ -264,7 +264,10 @@ class Trainer:
         if self.world > 1:
             # Drop-net leaves branches uncomputed: not every parameter takes part in a step.
             is_fused = module.encoder is not None
-            self._parallel = DistributedDataParallel(module, find_unused_parameters=is_fused)
+            # Buffers are constants, and grow where they are needed: nothing to exchange.
+            self._parallel = DistributedDataParallel(
+                module, find_unused_parameters=is_fused, broadcast_buffers=False
+            )
 
     def _groups(self, fresh: set[str]) -> list[dict[str, Any]]:
         groups = []

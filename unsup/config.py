@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from bertfused.config import (
     AnyRecipe,
@@ -24,13 +24,13 @@ Objective = Literal["denoising", "words", "backtranslation", "mass"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 
 
-def _check_schedule(text: str) -> str:
-    points(text)
-    return text
+def _check_schedule(value: object) -> str:
+    points(str(value))
+    return str(value)
 
 
-#: The weight of an objective by step: "1", or "0:1,1000:0.1,3000:0".
-Schedule = Annotated[str, AfterValidator(_check_schedule)]
+#: The weight of an objective by step: 1, or "0:1,1000:0.1,3000:0".
+Schedule = Annotated[str, BeforeValidator(_check_schedule)]
 
 
 def points(schedule: str) -> list[tuple[int, float]]:
@@ -160,6 +160,18 @@ class ObjectivesConfig(Section):
         return corners[-1][1]
 
 
+class GenerateConfig(SearchConfig):
+    """The search of back-translation in training, [generate] in a recipe: greedy, or sampling."""
+
+    beam_size: int = Field(1, ge=1, le=10_000, description="Hypotheses kept at each step.")
+    max_length_a: float = Field(
+        1.3, ge=0, le=1e6, description="Longest output: a * source tokens + b; this is a."
+    )
+    max_length_b: int = Field(
+        5, ge=0, le=10**6, description="Longest output: a * source tokens + b; this is b."
+    )
+
+
 class ValidationConfig(Section):
     """How a model in training is judged, [validation] in a recipe."""
 
@@ -195,10 +207,7 @@ class UnsupervisedRecipe(AnyRecipe):
     subwords: SharedSubwords = SharedSubwords()
     noise: NoiseConfig = NoiseConfig()
     objectives: ObjectivesConfig = ObjectivesConfig()
-    generate: SearchConfig = Field(
-        SearchConfig(beam_size=1, max_length_a=1.3, max_length_b=5),
-        description="The search of back-translation in training.",
-    )
+    generate: GenerateConfig = GenerateConfig()
     validation: ValidationConfig = ValidationConfig()
 
     @model_validator(mode="after")

@@ -17,8 +17,9 @@ import torch
 
 from bertfused.cli import main as bertfused
 from docnmt.cli import main as docnmt
+from unsup.cli import main as unsup
 
-MAIN = {"bertfused": bertfused, "docnmt": docnmt}
+MAIN = {"bertfused": bertfused, "docnmt": docnmt, "unsup": unsup}
 ENGLISH = ["the", "old", "red", "cat", "dog", "sees", "hears", "fish", "bird", "near"]
 GERMAN = ["der", "alt", "rot", "Katze", "Hund", "sieht", "hört", "Fisch", "Vogel", "bei"]
 

@@ -118,6 +118,15 @@ def test_two_processes_of_torchrun_equal_one(
     assert losses(tmp_path / "run") == pytest.approx(losses(one), abs=1e-5)
 
 
+def test_a_validation_may_need_more_positions_than_training(small: Small, tmp_path: Path) -> None:
+    longer = {"search": {"min_length": 260, "max_length_b": 261, "beam_size": 1}}
+    recipe = write_recipe(tmp_path / "recipe.toml", STEPS, longer)
+    ran = torchrun(
+        *("-m", "bertfused", "train", recipe, "--data", small.data, "--out", tmp_path / "run")
+    )
+    assert ran.returncode == 0, ran.stderr
+
+
 def test_a_failing_process_ends_all_with_its_traceback(
     fused: tuple[list[object], Path], tmp_path: Path
 ) -> None:

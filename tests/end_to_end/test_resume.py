@@ -25,7 +25,7 @@ SHORT = {
     "train": {"max_steps": 11, "validate_every": 4, "log_every": 3, "accumulate": 3},
     "optim": {"clip_norm": 1.0},
 }
-CLOCKS = {"seconds", "tokens_per_second"}
+CLOCKS = {"seconds", "tokens_per_second", "generation_seconds"}
 
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "plain": {"optim": {"ema": 0.9}, "model": {"dropout": 0.3, "attention_dropout": 0.1}},

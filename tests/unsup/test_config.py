@@ -1,7 +1,7 @@
 import pytest
 
 from bertfused.errors import UserError
-from tests.unsup.conftest import Texts
+from tests.tiny_texts import Texts
 from unsup.config import ObjectivesConfig, points
 
 

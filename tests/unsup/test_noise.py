@@ -5,7 +5,7 @@ import pytest
 
 from bertfused.subwords import Tokenizer, Words
 from bertfused.vocab import Vocabulary
-from tests.unsup.conftest import Texts
+from tests.tiny_texts import Texts
 from unsup.config import MASK, NoiseConfig
 from unsup.noise import WordNoise, word_numbers
 

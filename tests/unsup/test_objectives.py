@@ -11,7 +11,7 @@ from bertfused.store import IdStore
 from bertfused.training import Place
 from bertfused.translate import SourceLine
 from bertfused.vocab import Vocabulary
-from tests.unsup.conftest import Texts
+from tests.tiny_texts import Texts
 from unsup.config import ObjectivesConfig
 from unsup.fit import averaged, both_ways, set_up
 from unsup.objectives import Sentences, Task, TaskBatch, UnsupervisedLoss, steps

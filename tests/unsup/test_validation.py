@@ -6,7 +6,7 @@ import pytest
 
 from bertfused.config import SearchConfig
 from bertfused.translate import Translator
-from tests.unsup.conftest import Texts
+from tests.tiny_texts import Texts
 from unsup.config import ValidationConfig
 from unsup.validation import LanguageIdentity, RoundTrip, copy_rate, same_rate, words_of
 

@@ -1,0 +1,142 @@
+"""The commands of ``unsup``, in one process and in two, killed and not."""
+
+import json
+import random
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from bertfused.checkpoint import load_model, read_tensors
+from bertfused.translate import Translator
+from tests.end_to_end.children import die_at, finish, start
+from tests.end_to_end.corpus import fail, succeed
+from tests.end_to_end.test_processes import torchrun
+from tests.end_to_end.test_resume import check_loadable, contents
+from tests.tiny_texts import Texts, make_texts
+
+ALL = ["objectives.denoising=0:1,4:0.5", "objectives.mass=0.3", "objectives.teacher=average"]
+ALL += ["optim.ema=0.9", "generate.sampling=topk:3", "train.accumulate=2"]
+SETTINGS = [word for setting in ALL for word in ("--set", setting)]
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Texts:
+    return make_texts(tmp_path_factory.mktemp("texts"))
+
+
+@pytest.fixture(scope="module")
+def run(texts: Texts) -> Path:
+    out, log = texts.folder / "run", texts.folder / "log"
+    assert finish(start(log, *train_into(texts, out))) == 0, log.read_text()
+    return out
+
+
+def train_into(texts: Texts, out: Path) -> list[object]:
+    recipe = texts.folder / "recipe.toml"
+    return ["unsup train", recipe, "--data", texts.folder / "data", *SETTINGS, "--out", out]
+
+
+def test_preparation_counts_every_line_and_does_nothing_twice(texts: Texts, tmp_path: Path) -> None:
+    recipe = texts.folder / "recipe.toml"
+    said = succeed("unsup prepare", recipe, "--out", tmp_path / "data").err
+    assert "mono.ab: 120 lines = 120 kept + 0 empty + 0 over 250 tokens" in said
+    assert (tmp_path / "data/mono.ab.bin").read_bytes() == (
+        texts.folder / "data/mono.ab.bin"
+    ).read_bytes()
+    again = succeed("unsup prepare", recipe, "--out", tmp_path / "data").err
+    assert "is complete; nothing to do" in again
+    refused = fail(
+        "unsup prepare", recipe, "--out", tmp_path / "data", "--set", "data.max_tokens=9"
+    )
+    assert "was made from something else: max_tokens differs" in refused
+
+
+def test_killed_in_the_middle_of_back_translation_ends_the_same(
+    texts: Texts, run: Path, tmp_path: Path
+) -> None:
+    killed, log = tmp_path / "b" / "run", tmp_path / "log"
+    draw, kills = random.Random(3), 0
+    for _ in range(5):
+        moment = partial(die_at, draw.randint(1, 70), killed)
+        command = train_into(texts, killed)
+        code = finish(start(log, *command, "--resume", before=moment))
+        assert code in (0, -9), log.read_text()
+        kills += code == -9
+        check_loadable(killed)
+    assert kills > 1
+    assert finish(start(log, *train_into(texts, killed), "--resume")) == 0, log.read_text()
+    assert contents(killed) == contents(run)
+
+
+def test_two_processes_of_torchrun_equal_one(texts: Texts, run: Path, tmp_path: Path) -> None:
+    _, *command = train_into(texts, tmp_path / "run")
+    ran = torchrun("-m", "unsup", "train", *command)
+    assert ran.returncode == 0, ran.stderr
+    ours, theirs = (
+        read_tensors(own / "checkpoints/step-6/training.safetensors")
+        for own in (tmp_path / "run", run)
+    )
+    for name, tensor in ours.items():
+        if name.startswith("average.") and "in_proj.bias" not in name and "kv_proj" not in name:
+            assert (tensor - theirs[name]).abs().max() < 1e-4, name
+
+
+def test_both_directions_are_translated_and_evaluated(
+    texts: Texts, run: Path, tmp_path: Path
+) -> None:
+    lines = (texts.folder / "dev.xy").read_text()
+    back = succeed("unsup translate", run, "--to", "ab", stdin=lines.encode()).out.decode()
+    there = succeed("unsup translate", run, stdin=(texts.folder / "dev.ab").read_bytes())
+    assert back.count("\n") == there.out.count(b"\n") == 8
+    translator = Translator.load(run, direction=("xy", "ab"))
+    assert [own.text for own in translator.translate(lines.splitlines())] == back.splitlines()
+    report = json.loads(
+        succeed(
+            *("unsup evaluate", run, "--data", texts.folder / "data", "--json"),
+            *("--output", tmp_path / "found"),
+        ).out
+    )
+    assert [(own["test"], own["direction"]) for own in report["directions"]] == [
+        ("dev", "ab-xy"),
+        ("small", "ab-xy"),
+        ("dev", "xy-ab"),
+        ("small", "xy-ab"),
+    ]
+    assert (tmp_path / "found/dev.xy-ab").read_text() == back
+    assert report["directions"][0]["copied_by_reference"] == 0.0
+    table = succeed("unsup evaluate", run, "--data", texts.folder / "data").out.decode()
+    assert "xy-ab" in table
+    assert "BLEU|nrefs:1" in table or "nrefs:1" in table
+
+
+def test_another_language_is_refused(run: Path) -> None:
+    assert "translates between ab and xy, not into 'de'" in fail(
+        "unsup translate", run, "--to", "de"
+    )
+
+
+def test_what_is_left_is_one_model_for_both_directions(run: Path) -> None:
+    card = load_model(run).card
+    assert card.languages == ("ab", "xy")
+    assert card.language_ids == (0, 1)
+    report = (run / "report.md").read_text()
+    assert "chosen by round-trip BLEU" in report
+    assert "| round trip ab-xy |" in report.replace("| step ", "")
+
+
+def test_a_model_that_copies_is_stopped_and_saved(texts: Texts, tmp_path: Path) -> None:
+    command = ["unsup train", texts.folder / "recipe.toml", "--data", texts.folder / "data"]
+    bounds = ["validation.guard_from=1", "validation.max_wrong=0.000001"]
+    options = [word for setting in bounds for word in ("--set", setting)]
+    said = fail(*command, "--out", tmp_path / "run", *options)
+    assert "step 3: " in said
+    assert "look like the language of the source" in said or "the model copies" in said
+    assert (tmp_path / "run/checkpoints/step-3").is_dir()
+
+
+def test_words_need_translations_of_them(texts: Texts, tmp_path: Path) -> None:
+    command = ["unsup train", texts.folder / "recipe.toml", "--data", texts.folder / "data"]
+    said = fail(*command, "--out", tmp_path / "run", "--set", "objectives.words=1")
+    assert "was prepared without a [words] section" in said
+    assert not (tmp_path / "run").exists()
