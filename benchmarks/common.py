@@ -224,13 +224,14 @@ class SmallModels:
 def timed(mark: Path, task: Callable[[], object]) -> float:
     """Do a task in child processes once and keep their CPU seconds in a file; return them."""
     if not mark.exists():
-        begin = _children_seconds()
+        begin = children_seconds()
         task()
-        mark.write_text(str(_children_seconds() - begin))
+        mark.write_text(str(children_seconds() - begin))
     return float(mark.read_text())
 
 
-def _children_seconds() -> float:
+def children_seconds() -> float:
+    """Return the processor's seconds of the ended processes that this one started."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 

@@ -51,8 +51,12 @@ def prepare(
 
     loaded = load_recipe(recipe, UnsupervisedRecipe, overrides or [])
     with progress("lines", None, quiet) as advance:
-        report = prepare_data(loaded, out, force=force, progress=lambda what, lines: advance(lines))
-    _logger.info("%s", report)
+        reports = prepare_data(
+            loaded, out, force=force, progress=lambda what, lines: advance(lines)
+        )
+    for report in reports:
+        if report is not None:
+            _logger.info("%s", report)
 
 
 @app.command()

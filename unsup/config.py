@@ -110,6 +110,55 @@ class SharedSubwords(SubwordsConfig):
         return self
 
 
+class DictionaryFile(Section):
+    """A dictionary of words."""
+
+    path: Path = Field(description="Lines of a word, a tab and a translation; .gz, .zst by suffix.")
+    language: str = Field(description="Language of the first word of a line.")
+
+
+class WordsConfig(Section):
+    """Word-by-word translations to begin with, [words] in a recipe.
+
+    A word is what stands between spaces, so the text is best tokenised and lower-cased before.
+    """
+
+    dictionaries: tuple[DictionaryFile, ...] = Field(
+        (), description="Where translations of words come from; those of each are read both ways."
+    )
+    encoder: str | None = Field(
+        None,
+        description="Folder or hub name of a multilingual encoder: words with near vectors are "
+        "translations too.",
+    )
+    induced: bool = Field(
+        False, description="Match the words of the two texts, with nothing but these texts."
+    )
+    spelling: bool = Field(
+        True, description="Words of like spelling are likely translations; only if induced."
+    )
+    lm_weight: float = Field(
+        1.0, ge=0, description="Of the trigram language model that chooses and orders words."
+    )
+    swap_cost: float = Field(
+        1.5, ge=0, description="Nats for each pair of words that change places."
+    )
+    insert_cost: float | None = Field(
+        2.0, ge=0, description="Nats for a frequent word put in between two others; off if none."
+    )
+    reach: int = Field(1, ge=0, description="Places that a word may move ahead.")
+    seed: int = Field(1, ge=0, description="Of the matching, if induced.")
+
+    @model_validator(mode="after")
+    def _have_a_source(self) -> "WordsConfig":
+        has_resources = bool(self.dictionaries or self.encoder)
+        if self.induced == has_resources:
+            raise ValueError(
+                "give dictionaries, an encoder or both; or induced = true, which uses neither"
+            )
+        return self
+
+
 class NoiseConfig(Section):
     """Noise on the words of a sentence, [noise] in a recipe (Lample et al., 2018, section 2.3)."""
 
@@ -205,6 +254,7 @@ class UnsupervisedRecipe(AnyRecipe):
 
     data: UnsupervisedData
     subwords: SharedSubwords = SharedSubwords()
+    words: WordsConfig | None = None
     noise: NoiseConfig = NoiseConfig()
     objectives: ObjectivesConfig = ObjectivesConfig()
     generate: GenerateConfig = GenerateConfig()
@@ -221,4 +271,10 @@ class UnsupervisedRecipe(AnyRecipe):
             raise ValueError("objectives.teacher = 'average' needs optim.ema")
         if self.validation.select == "bleu" and self.data.dev is None:
             raise ValueError("validation.select = 'bleu' needs data.dev")
+        for dictionary in self.words.dictionaries if self.words is not None else ():
+            if dictionary.language not in self.data.languages:
+                raise ValueError(
+                    f"words.dictionaries: {dictionary.path} begins with words of "
+                    f"{dictionary.language!r}, which is none of the languages"
+                )
         return self

@@ -1,13 +1,66 @@
 """The DATA folder of unsupervised training: what the core makes, and word-by-word translations."""
 
-from collections.abc import Callable
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
-from bertfused.data import DataFolder, PrepareReport
+import tomli_w
+from pydantic import Field
+
+from bertfused.config import Section, load_recipe
+from bertfused.data import REPORT, DataFolder, PrepareReport
 from bertfused.errors import UserError
 from bertfused.prepare import prepare as prepare_text
-from bertfused.store import IdStore
-from unsup.config import UnsupervisedRecipe
+from bertfused.pretrained import PretrainedEncoder
+from bertfused.store import IdStore, IdStoreWriter
+from bertfused.subwords import Tokenizer
+from bertfused.text import only_writer, replace_file, sha256_file
+from bertfused.vocab import Vocabulary
+from unsup.config import UnsupervisedRecipe, WordsConfig
+from unsup.induction import describe_words, induced, match_words, spelling_similarities
+from unsup.language_model import LanguageModel, train_language_model
+from unsup.lexicon import (
+    Dictionary,
+    Lexicon,
+    encode_words,
+    from_dictionary,
+    from_vectors,
+    read_dictionary,
+)
+from unsup.word_by_word import translate_lines
+
+_logger = logging.getLogger(__name__)
+
+_REPORT = "words.toml"
+_CHUNK = 500  # sentences
+
+Progress = Callable[[str, int], object]
+
+
+class DirectionWords(Section):
+    """What is known of the words of one language's text."""
+
+    words: int = Field(description="Words of the text, each as often as it stands there.")
+    copied: int = Field(description="Of these, without a translation: they stay as they are.")
+
+
+class WordsReport(Section):
+    """What word-by-word translations were made from; the content of ``words.toml``."""
+
+    words: dict[str, Any] = Field(description="As in [words].")
+    files: dict[str, str] = Field(description="sha256 of the dictionaries, and of the text.")
+    directions: dict[str, DirectionWords] = Field({}, description="By source language.")
+
+    def __str__(self) -> str:
+        """Return the report as lines of text."""
+        return "\n".join(
+            f"word by word from {language}: {own.words:,} words, "
+            f"{own.copied / max(own.words, 1):.1%} copied for want of a translation"
+            for language, own in self.directions.items()
+        )
 
 
 def prepare(
@@ -15,12 +68,19 @@ def prepare(
     out: Path,
     *,
     force: bool = False,
-    progress: Callable[[str, int], object] = lambda what, lines: None,
-) -> PrepareReport:
-    """Make the DATA folder ``out``; what it raises is as of the core's ``prepare``."""
+    progress: Progress = lambda what, lines: None,
+) -> tuple[PrepareReport, WordsReport | None]:
+    """Make the DATA folder ``out``, and with [words] the word-by-word translations in it.
+
+    What it raises is as of the core's ``prepare``.
+    """
     # The encoder reads what training makes of a sentence: there is nothing to prepare for it.
     plain = recipe.model_copy(update={"fusion": None})
-    return prepare_text(plain, out, force=force, progress=progress)
+    report = prepare_text(plain, out, force=force, progress=progress)
+    if recipe.words is None:
+        return report, None
+    with only_writer(out):
+        return report, _translate_words(recipe.words, out, force, progress)
 
 
 def words_prefix(folder: Path, source: str, target: str) -> Path:
@@ -35,15 +95,133 @@ def word_translations(data: DataFolder) -> tuple[IdStore, IdStore]:
         UserError: If there are none.
     """
     first, second = data.languages
-    stores = []
+    if not (data.path / _REPORT).exists():
+        raise UserError(
+            f"objectives.words needs word-by-word translations, but {data.path} was prepared "
+            "without a [words] section"
+        )
+    found = []
     for source, target in ((first, second), (second, first)):
-        prefix = words_prefix(data.path, source, target)
-        if not prefix.with_name(f"{prefix.name}.idx").exists():
+        found.append(IdStore.open(words_prefix(data.path, source, target)))
+        if len(found[-1]) != len(data.mono(source)):
             raise UserError(
-                f"objectives.words needs word-by-word translations, but {data.path} was prepared "
-                "without a [words] section"
+                f"{words_prefix(data.path, source, target)} has not as many sentences as the text "
+                f"of {source!r}; prepare the words again"
             )
-        stores.append(IdStore.open(prefix))
-        if len(stores[-1]) != len(data.mono(source)):
-            raise UserError(f"{prefix} has not as many sentences as mono.{source}")
-    return stores[0], stores[1]
+    return found[0], found[1]
+
+
+def _translate_words(
+    config: WordsConfig, folder: Path, force: bool, progress: Progress
+) -> WordsReport:
+    """Make the translations of both texts, unless they are there already."""
+    data = DataFolder.open(folder)
+    planned = _plan(config, data)
+    path = folder / _REPORT
+    if path.exists() and not force:
+        made = load_recipe(path, WordsReport)
+        if made.model_dump(exclude={"directions"}) == planned.model_dump(exclude={"directions"}):
+            _logger.info("the word-by-word translations of %s are complete", folder)
+            return made
+    path.unlink(missing_ok=True)
+    tokenizer, _ = data.tokenizers()
+    first, second = data.languages
+    texts = {language: _lines(data.mono(language), tokenizer) for language in data.languages}
+    _logger.info("looking for the translations of words")
+    lexicons = make_lexicons(config, data.languages, texts)
+    models = {language: train_language_model(texts[language]) for language in data.languages}
+    directions = {}
+    for source, target in ((first, second), (second, first)):
+        prefix = words_prefix(folder, source, target)
+        lexicon, model = lexicons[source], models[target]
+        with IdStoreWriter(prefix, len(tokenizer.vocabulary)) as writer:
+            for line in _translated(config, texts[source], lexicon, model, source, progress):
+                writer.append([*tokenizer.encode(line), Vocabulary.eos])
+        counts = Counter(word for line in texts[source] for word in line.split())
+        unknown = lexicon.copied(counts)
+        copied = sum(counts[word] for word in unknown)
+        directions[source] = DirectionWords(words=counts.total(), copied=copied)
+    report = planned.model_copy(update={"directions": directions})
+    with replace_file(path) as handle:
+        handle.write(tomli_w.dumps(report.model_dump(mode="json", exclude_none=True)).encode())
+    return report
+
+
+def make_lexicons(
+    config: WordsConfig, languages: tuple[str, str], texts: dict[str, list[str]]
+) -> dict[str, Lexicon]:
+    """Find the translations of the words of both texts; lexicons by source language."""
+    first, second = languages
+    if config.induced:
+        described = [describe_words(texts[language]) for language in languages]
+        other = None
+        if config.spelling:
+            other = spelling_similarities(described[0].words, described[1].words)
+        match = match_words(described[0], described[1], seed=config.seed, other=other)
+        _logger.info("matched the words of both texts: agreement %.3f", match.agreement)
+        return {
+            first: induced(described[0], described[1], match),
+            second: induced(described[1], described[0], match.reversed()),
+        }
+    counts = {
+        language: Counter(word for line in lines for word in line.split())
+        for language, lines in texts.items()
+    }
+    vectors = {}
+    if config.encoder is not None:
+        encoder = PretrainedEncoder(config.encoder)
+        vectors = {language: encode_words(counts[language], encoder) for language in languages}
+    lexicons = {}
+    for source, target in ((first, second), (second, first)):
+        known = _from_dictionaries(config, source, counts[source], counts[target])
+        lexicons[source] = known
+        if vectors:
+            lexicons[source] = from_vectors(
+                vectors[source], vectors[target], counts[target], known=known
+            )
+    return lexicons
+
+
+def _from_dictionaries(
+    config: WordsConfig, source: str, source_counts: Counter[str], target_counts: Counter[str]
+) -> Lexicon:
+    dictionary = Dictionary(frozenset(), {})
+    for file in config.dictionaries:
+        read = read_dictionary(file.path, is_reversed=file.language != source)
+        left_out = ", ".join(f"{count:,} {reason}" for reason, count in read.left_out.items())
+        _logger.info("%s: %s pairs, left out %s", file.path, f"{len(read.pairs):,}", left_out)
+        dictionary |= read
+    return from_dictionary(dictionary, source_counts, target_counts)
+
+
+def _translated(
+    config: WordsConfig,
+    lines: list[str],
+    lexicon: Lexicon,
+    model: LanguageModel,
+    source: str,
+    progress: Progress,
+) -> Iterator[str]:
+    translations = translate_lines(
+        lines,
+        lexicon,
+        model,
+        lm_weight=config.lm_weight,
+        swap_cost=config.swap_cost,
+        insert_cost=config.insert_cost,
+        reach=config.reach,
+    )
+    while chunk := list(islice(translations, _CHUNK)):
+        yield from chunk
+        progress(f"words of {source}", len(chunk))
+
+
+def _plan(config: WordsConfig, data: DataFolder) -> WordsReport:
+    files = {str(file.path): sha256_file(file.path) for file in config.dictionaries}
+    files["data.toml"] = sha256_file(data.path / REPORT)
+    words = config.model_dump(mode="json", exclude_none=True)
+    return WordsReport(words=words, files=files)
+
+
+def _lines(store: IdStore, tokenizer: Tokenizer) -> list[str]:
+    return [tokenizer.decode(store[row].tolist()) for row in range(len(store))]
