@@ -73,6 +73,20 @@ class ModelCard(Section):
         return self.languages.index(self.source), self.languages.index(self.target)
 
     @property
+    def kind(self) -> str:
+        """Say what sort of model it is, for a report."""
+        kinds = ["plain" if self.fusion is None else f"fused with {self.fusion.encoder}"]
+        if self.context is not None:
+            kinds.append(f"context.model = {self.context['model']!r}")
+        return ", ".join(kinds)
+
+    def save(
+        self, folder: Path, model: nn.Module, encoder: PretrainedEncoder | None, text_folder: Path
+    ) -> None:
+        """Write the model folder of a network that this card describes (see ``save_model``)."""
+        save_model(folder, self, model_tensors(model), text_folder, encoder)
+
+    @property
     def directions(self) -> str:
         """Say what it translates, for a message."""
         if not self.languages:

@@ -37,7 +37,7 @@ from bertfused.errors import UserError
 from bertfused.features import FeatureCache, open_cache
 from bertfused.metrics import bleu
 from bertfused.pretrained import PretrainedEncoder
-from bertfused.run import RunFolder, log_to, processes, save_evaluated
+from bertfused.run import Card, RunFolder, log_to, processes, save_evaluated
 from bertfused.subwords import load_tokenizer
 from bertfused.text import make_folder, only_writer, read_lines, replace_file, sha256_file
 from bertfused.training import (
@@ -167,12 +167,13 @@ class Setup:
 
     Attributes:
         recipe: The recipe with all that the RUN to start from decides.
+        card: Describes the model, and saves it.
         steps: Says which examples an update is made of.
     """
 
     recipe: AnyRecipe
     trainer: Trainer
-    card: ModelCard
+    card: Card
     start: WarmStart | None
     train: Dataset
     validator: Validator
@@ -470,13 +471,9 @@ def _report(session: Session, state: TrainState) -> str:
     """Write the end of a run as one page of Markdown."""
     recipe, lines = session.recipe, [f"# {session.run.path.name}", ""]
     trained, frozen = _sizes(session.trainer)
-    kinds = ["plain" if recipe.fusion is None else f"fused with {recipe.fusion.encoder}"]
-    context = session.card.context
-    if context is not None:
-        kinds.append(f"context.model = {context['model']!r}")
     lines += [
         f"{recipe.data.source}-{recipe.data.target}, {trained:,} parameters trained, {frozen:,} "
-        f"frozen, {', '.join(kinds)}",
+        f"frozen, {session.card.kind}",
         "",
         f"- {state.step:,} updates, {state.place.epoch} whole epochs, {state.seconds:,.0f} s in "
         f"updates, {state.skipped} left out",
