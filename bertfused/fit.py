@@ -269,7 +269,8 @@ def build_trainer(
     check_subwords(recipe, data)
     torch.manual_seed(recipe.train.seed)
     fusion = recipe.fusion
-    encoder = None if fusion is None else open_encoder(fusion)
+    languages = data.languages[:1]
+    encoder = None if fusion is None else open_encoder(fusion, languages=languages)
     card = _card(recipe, data, encoder)
     model = card.build()
     start = None

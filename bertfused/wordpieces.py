@@ -1,17 +1,20 @@
 """What the extra encoder reads: ids of a sentence, with its context, in the encoder's symbols."""
 
+import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from bertfused.errors import UserError
 from bertfused.subwords import load_tokenizer
 from bertfused.vocab import Vocabulary
 
 CARD = "model.json"
+MASK = "<mask>"  # the tag of our dictionaries that stands for a hidden token
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,7 @@ class Wordpieces(ABC):
         suffix: Ids after everything.
         max_length: Most ids the encoder takes at once.
         pad: The padding id.
+        mask: The id that stands for a hidden token, or ``None`` if the encoder knows none.
         separator: The id that closes each part, or ``None`` if the encoder has no segments.
         special: All special ids.
         vocabulary_size: Ids are below this.
@@ -45,6 +49,7 @@ class Wordpieces(ABC):
         *,
         max_length: int,
         pad: int,
+        mask: int | None,
         separator: int | None,
         special: frozenset[int],
         vocabulary_size: int,
@@ -53,6 +58,7 @@ class Wordpieces(ABC):
         self._prefix, self._between, self._suffix = prefix, between, suffix
         self.max_length = max_length
         self.pad = pad
+        self.mask = mask
         self.separator = separator
         self.special = special
         self.vocabulary_size = vocabulary_size
@@ -65,6 +71,10 @@ class Wordpieces(ABC):
     @abstractmethod
     def save(self, folder: Path) -> None:
         """Write the tokenizer beside a fine-tuned encoder."""
+
+    def reading(self, language: str) -> "Wordpieces":
+        """Return the tokenizer for text of a language: this one, if it has rules for none."""
+        return self
 
     def encode(self, sentence: str, context: Sequence[str] = ()) -> WordpieceInput:
         """Return "[CLS] c1 [SEP] ... cn [SEP] sentence [SEP]" in the encoder's own symbols.
@@ -117,6 +127,7 @@ class OwnWordpieces(Wordpieces):
             end,
             max_length=min(limit, max_length or limit),
             pad=Vocabulary.pad,
+            mask=self._tokenizer.vocabulary.tags.get(MASK),
             separator=None,
             special=frozenset(end),
             vocabulary_size=len(self._tokenizer.vocabulary),
@@ -130,6 +141,55 @@ class OwnWordpieces(Wordpieces):
     def save(self, folder: Path) -> None:
         """Write the subwords and the dictionary."""
         self._tokenizer.save(folder, self._source)
+
+
+class PretrainedSubwords(Wordpieces):
+    """Our own subwords, of an XLM that ``unsup pretrain`` made: its ids are those of the NMT.
+
+    Its input is "</s> c1 </s> ... cn </s> sentence </s>".
+
+    Args:
+        folder: Of the XLM, with the dictionary and the subwords that its languages share.
+        config: What the folder's config.json says.
+    """
+
+    def __init__(self, folder: Path, config: Any, max_length: int | None = None) -> None:
+        self._languages = dictionary_languages(folder)
+        self._tokenizer = load_tokenizer(folder, self._languages[0])
+        vocabulary, end = self._tokenizer.vocabulary, [Vocabulary.eos]
+        if config.vocab_size != len(vocabulary):
+            raise UserError(
+                f"{folder} is damaged: its dictionary has {len(vocabulary):,} symbols, but the "
+                f"encoder's config.json says {config.vocab_size:,}"
+            )
+        limit = int(config.max_position_embeddings)
+        super().__init__(
+            end,
+            end,
+            end,
+            max_length=min(limit, max_length or limit),
+            pad=Vocabulary.pad,
+            mask=vocabulary.tags.get(MASK),
+            separator=None,
+            special=frozenset(end),
+            vocabulary_size=len(vocabulary),
+            # Not that of the subwords alone: an NMT's own encoder has another template.
+            fingerprint=hashlib.sha256(f"</s> {self._tokenizer.sha256}".encode()).hexdigest(),
+        )
+
+    def split(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of texts."""
+        return self._tokenizer.encode_batch(texts)
+
+    def save(self, folder: Path) -> None:
+        """Write the subwords and the dictionary, for every language."""
+        for language in self._languages:
+            self._tokenizer.save(folder, language)
+
+
+def dictionary_languages(folder: Path) -> list[str]:
+    """Return the languages whose dictionaries lie in a folder: none, but in those of ours."""
+    return sorted(path.name[len("dict.") : -len(".txt")] for path in folder.glob("dict.*.txt"))
 
 
 def own_model_folder(name: str) -> Path | None:
