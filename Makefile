@@ -22,7 +22,7 @@ demo: $(VENV)/installed-use
 test: $(VENV)/installed-test
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy --strict bertfused docnmt backtranslation
+	$(BIN)/mypy --strict bertfused docnmt backtranslation unsup
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 clean:

@@ -1,0 +1,1 @@
+"""Translation with no parallel text."""
