@@ -18,7 +18,7 @@ from bertfused.errors import UserError
 from bertfused.noise import Noise
 from bertfused.pretrained import Layer, PretrainedEncoder, load_wordpieces, resolve_encoder
 from tests.tiny_encoders import DEPTH, DIM, LIMIT, make_encoder
-from tests.tiny_xlm import make_hub_xlm
+from tests.tiny_xlm import make_hub_xlm, make_own_xlm
 
 KINDS = ["bert", "distilbert", "roberta", "xlmr"]
 Folders = Callable[[str], Path]
@@ -273,12 +273,19 @@ def test_languages_that_an_encoder_does_not_know(xlm: Path, folder: Folders) -> 
     assert PretrainedEncoder(str(folder("bert")), languages=["xx"]).language_ids is None
 
 
-def test_a_finetuned_xlm_is_saved_with_its_tokenizer(xlm: Path, tmp_path: Path) -> None:
-    ours = PretrainedEncoder(str(xlm), finetune=True, languages=["fr"])
-    ours.save(tmp_path)
-    again = PretrainedEncoder(str(tmp_path), languages=["fr"])
-    assert again.fingerprint == ours.fingerprint
-    assert again.wordpieces.fingerprint == ours.wordpieces.fingerprint
+@pytest.mark.parametrize("is_ours", [False, True])
+def test_a_finetuned_xlm_is_saved_with_its_tokenizer(
+    xlm: Path, tmp_path: Path, is_ours: bool
+) -> None:
+    path = make_own_xlm(tmp_path / "run") if is_ours else xlm
+    trained = PretrainedEncoder(str(path), 1, finetune=True, languages=["fr"])
+    trained.save(tmp_path / "saved")
+    again = PretrainedEncoder(str(tmp_path / "saved"), languages=["fr"])
+    ids = trained.wordpieces.encode("w1 the cat").ids
+    assert again.wordpieces.encode("w1 the cat").ids == ids
+    assert again.wordpieces.fingerprint == trained.wordpieces.fingerprint
+    found, expected = (states_of(encoder, [ids])[0] for encoder in (again, trained))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 # Windows
