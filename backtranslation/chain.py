@@ -180,7 +180,7 @@ def check_parts(recipe: BacktranslationRecipe, device: str) -> None:
     if known is not None and tag and tag not in known:
         raise UserError(f"mix.tag = {tag!r} is no tag of the dictionary of {folder}")
     if recipe.fusion is not None:
-        load_wordpieces(recipe.fusion.encoder)
+        load_wordpieces(recipe.fusion.encoder, language=recipe.data.source)
     elif "fused" in recipe.stages.model_fields_set:
         _logger.warning("[stages.fused] has no use: the recipe has no [fusion]")
 
@@ -267,8 +267,9 @@ class Chain:
         cache = self.recipe.stages.fused.cache
         if cache is not None:
             assert recipe.fusion is not None
-            encoder = open_encoder(recipe.fusion).to(choose_device(self.device))
-            cache_features(DataFolder.open(self._data(base)), encoder, cache, self.bar)
+            data = DataFolder.open(self._data(base))
+            encoder = open_encoder(recipe.fusion, languages=data.languages[:1])
+            cache_features(data, encoder.to(choose_device(self.device)), cache, self.bar)
         return self._train("fused", recipe, base, init=base)
 
     def train_control(self, base: str, fused: TrainState) -> None:
@@ -309,7 +310,7 @@ class Chain:
         encoding = 0.0
         if self.recipe.stages.fused.cache is not None:
             assert fused.fusion is not None
-            encoder = open_encoder(fused.fusion).to(device)
+            encoder = open_encoder(fused.fusion, languages=data.languages[:1]).to(device)
             encoding = encoding_seconds(data.split("train"), encoder)
         costs = Costs(
             made_from=made_from,

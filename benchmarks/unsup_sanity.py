@@ -47,7 +47,7 @@ RECIPE: dict[str, Any] = {
         "norm": "pre",
     },
     "optim": {"lr": 2e-3, "warmup_steps": 200, "ema": 0.995},
-    "words": {"induced": True, "spelling": False},
+    "words": {"induced": True, "refinements": 1},
     "objectives": {
         "words": "0:1,300:1,301:0",
         "denoising": "0:1,300:1,800:0.1",

@@ -73,6 +73,25 @@ class ModelCard(Section):
         return self.languages.index(self.source), self.languages.index(self.target)
 
     @property
+    def source_languages(self) -> tuple[str, ...]:
+        """What it may be given to translate, in the order of the languages' numbers."""
+        return self.languages or (self.source,)
+
+    @property
+    def kind(self) -> str:
+        """Say what sort of model it is, for a report."""
+        kinds = ["plain" if self.fusion is None else f"fused with {self.fusion.encoder}"]
+        if self.context is not None:
+            kinds.append(f"context.model = {self.context['model']!r}")
+        return ", ".join(kinds)
+
+    def save(
+        self, folder: Path, model: nn.Module, encoder: PretrainedEncoder | None, text_folder: Path
+    ) -> None:
+        """Write the model folder of a network that this card describes (see ``save_model``)."""
+        save_model(folder, self, model_tensors(model), text_folder, encoder)
+
+    @property
     def directions(self) -> str:
         """Say what it translates, for a message."""
         if not self.languages:
@@ -119,22 +138,30 @@ class TrainedModel:
             UserError: If there it is not the same one.
         """
         fusion, expected = self.card.fusion, self.card.encoder
+        languages = self.card.source_languages
         if fusion is None or expected is None:
             return None
         if not fusion.finetune:
-            return open_encoder(fusion, override or expected.name, expected)
+            return open_encoder(fusion, override or expected.name, expected, languages)
         finetuned = self.folder / FINETUNED
         if not finetuned.is_dir():
             raise UserError(f"{self.folder} lacks {FINETUNED}, the encoder trained with the model")
         if isinstance(fusion.layer, int):  # it was saved without the layers above this one
             fusion = fusion.model_copy(update={"layer": -1})
-        return open_encoder(fusion, str(finetuned))
+        return open_encoder(fusion, str(finetuned), languages=languages)
 
 
 def open_encoder(
-    fusion: FusionConfig, name: str | None = None, expected: EncoderCard | None = None
+    fusion: FusionConfig,
+    name: str | None = None,
+    expected: EncoderCard | None = None,
+    languages: Sequence[str] = (),
 ) -> PretrainedEncoder:
-    """Load a pretrained encoder as [fusion] asks, and check that it is the expected one."""
+    """Load a pretrained encoder as [fusion] asks, and check that it is the expected one.
+
+    Args:
+        languages: Those of its input, in the order of the NMT's numbers for them.
+    """
     name = name or fusion.encoder
     nmt_encoder = _own_encoder(name, fusion.max_wordpieces)
     if nmt_encoder is not None and fusion.finetune:
@@ -146,6 +173,7 @@ def open_encoder(
         max_wordpieces=fusion.max_wordpieces,
         segments=fusion.segments,
         finetune=fusion.finetune,
+        languages=languages,
         own=nmt_encoder,
     )
     if expected is not None:
@@ -189,6 +217,14 @@ def text_files(folder: Path) -> list[Path]:
         for path in folder.iterdir()
         if path.name.startswith(("dict.", "sentencepiece.", "bpe.")) and path.is_file()
     )
+
+
+def copy_text_files(text_folder: Path, folder: Path) -> None:
+    """Copy the dictionaries and subword files of a folder to another one."""
+    for path in text_files(text_folder):
+        if path.parent != folder:
+            with replace_file(folder / path.name) as handle:
+                handle.write(path.read_bytes())
 
 
 def hash_text_files(folder: Path) -> dict[str, str]:
@@ -237,10 +273,7 @@ def save_model(
         encoder: The pretrained encoder, saved along if it was fine-tuned.
     """
     make_folder(folder)
-    for path in text_files(text_folder):
-        if path.parent != folder:
-            with replace_file(folder / path.name) as handle:
-                handle.write(path.read_bytes())
+    copy_text_files(text_folder, folder)
     write_card(folder, card)
     if encoder is not None and encoder.finetune:
         with new_folder(folder / FINETUNED) as finetuned:
@@ -336,10 +369,11 @@ class WarmStart:
     loaded: tuple[str, ...]
     fresh: tuple[str, ...]
     unexpected: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         total = len(self.loaded) + len(self.fresh)
-        lines = [f"loaded {len(self.loaded)} of {total} tensors"]
+        lines = [f"loaded {len(self.loaded)} of {total} tensors", *self.notes]
         if self.fresh:
             lines.append(f"started fresh: {', '.join(self.fresh)}")
         if self.unexpected:

@@ -181,7 +181,8 @@ def cache_features(
     made_with = folder.report.encoder if folder.report is not None else None
     if made_with is not None and made_with.max_wordpieces is not None:
         values["max_wordpieces"] = made_with.max_wordpieces
-    loaded = open_encoder(check_recipe(values, FusionConfig, "options")).to(choose_device(device))
+    fusion = check_recipe(values, FusionConfig, "options")
+    loaded = open_encoder(fusion, languages=folder.languages[:1]).to(choose_device(device))
     cache(folder, loaded, dtype, partial(progress, quiet=quiet))
 
 

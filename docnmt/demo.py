@@ -69,7 +69,7 @@ def run_demo(mode: Mode, out: Path, *, quiet: bool = False) -> None:
 def cache(recipe: DocumentRecipe, data: Path, quiet: bool) -> None:
     """Compute the encoder's states once for all epochs."""
     assert recipe.fusion is not None
-    encoder = open_encoder(recipe.fusion)
+    encoder = open_encoder(recipe.fusion, languages=[recipe.data.source])
     bar = partial(progress, quiet=quiet)
     cache_features(DataFolder.open(data), encoder, "fp16", bar)
 

@@ -60,6 +60,41 @@ def prepare(
 
 
 @app.command()
+def pretrain(
+    recipe: RecipeFile,
+    data: Data,
+    out: Out,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="Go on from the newest checkpoint in --out; start if there is none."
+        ),
+    ] = False,
+    overrides: Set = None,
+    device: Device = "auto",
+    quiet: Quiet = False,
+) -> None:
+    """Pretrain on both texts: an XLM, to start from or to fuse, or a model by MASS."""
+    log_to_stderr(quiet)
+    loaded = load_recipe(recipe, UnsupervisedRecipe, overrides or [])
+    from bertfused.data import DataFolder
+    from unsup.fit import set_up_mass
+    from unsup.pretrain import pretrain as pretrain_run
+    from unsup.pretrain import set_up
+
+    with progress("steps", loaded.train.max_steps, quiet) as advance:
+        pretrain_run(
+            loaded,
+            DataFolder.open(data),
+            out,
+            resume=resume,
+            device=device,
+            set_up=set_up_mass if loaded.pretrain.objective == "mass" else set_up,
+            on_update=lambda state, update: advance(1),
+        )
+
+
+@app.command()
 def train(
     recipe: RecipeFile,
     data: Data,

@@ -16,9 +16,7 @@ from bertfused.config import (
     SubwordsConfig,
     TextConfig,
 )
-
-#: The symbol of a blanked word, in the dictionary but in no text.
-MASK = "<mask>"
+from bertfused.vocab import MASK
 
 Objective = Literal["denoising", "words", "backtranslation", "mass"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
@@ -134,8 +132,14 @@ class WordsConfig(Section):
     induced: bool = Field(
         False, description="Match the words of the two texts, with nothing but these texts."
     )
-    spelling: bool = Field(
-        True, description="Words of like spelling are likely translations; only if induced."
+    spelling: float = Field(
+        0.0, ge=0, description="Weight of like spelling in this match, for related languages."
+    )
+    refinements: int = Field(
+        0,
+        ge=0,
+        description="Rounds in which lines are translated both ways, and the translations of "
+        "words weighed by how often they were chosen.",
     )
     lm_weight: float = Field(
         1.0, ge=0, description="Of the trigram language model that chooses and orders words."
@@ -144,7 +148,10 @@ class WordsConfig(Section):
         1.5, ge=0, description="Nats for each pair of words that change places."
     )
     insert_cost: float | None = Field(
-        2.0, ge=0, description="Nats for a frequent word put in between two others; off if none."
+        1.0, ge=0, description="Nats for a frequent word put in between two others; off if none."
+    )
+    omit_cost: float | None = Field(
+        6.0, ge=0, description="Nats for a frequent word that is left out; off if none."
     )
     reach: int = Field(1, ge=0, description="Places that a word may move ahead.")
     seed: int = Field(1, ge=0, description="Of the matching, if induced.")
@@ -249,7 +256,40 @@ class ValidationConfig(Section):
     )
 
 
-class UnsupervisedRecipe(AnyRecipe):
+class PretrainConfig(Section):
+    """Pretraining on the monolingual texts, [pretrain] in a recipe."""
+
+    objective: Literal["mlm", "mass"] = Field(
+        "mlm",
+        description="A masked language model (XLM), or a sequence-to-sequence model that predicts "
+        "masked spans (MASS).",
+    )
+    mask_rate: float = Field(
+        0.15, gt=0, lt=1, description="mlm: share of the tokens that is predicted."
+    )
+    language_smoothing: float = Field(
+        0.7,
+        ge=0,
+        le=1,
+        description="mlm: a language of the share p of all sentences is drawn with p ** this, "
+        "over the sum of these; 1 draws by size, 0 all languages alike.",
+    )
+    valid_lines: int = Field(
+        1000, ge=1, description="Last lines of each language's text, held out for validation."
+    )
+
+
+class PretrainRecipe(AnyRecipe):
+    """A recipe with pretraining in it.
+
+    Of [model] an XLM has the encoder's sizes, dropout, attention_dropout, activation and
+    max_positions; there is no label smoothing.
+    """
+
+    pretrain: PretrainConfig = PretrainConfig()
+
+
+class UnsupervisedRecipe(PretrainRecipe):
     """A recipe of unsupervised translation."""
 
     data: UnsupervisedData

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from bertfused.checkpoint import WarmStart
 from bertfused.config import AnyRecipe
 from bertfused.data import DataFolder
 from bertfused.errors import UserError
@@ -18,11 +19,15 @@ from bertfused.subwords import Tokenizer
 from bertfused.text import read_lines
 from bertfused.training import Place, Trainer, TranslationLoss
 from bertfused.translate import Member, Translator
-from unsup.config import MASK, Objective, UnsupervisedRecipe, points
+from bertfused.vocab import MASK
+from bertfused.wordpieces import own_model_folder
+from unsup.config import Objective, ObjectivesConfig, UnsupervisedRecipe, points
 from unsup.noise import WordNoise
 from unsup.objectives import BackTranslator, Sentences, UnsupervisedLoss, steps
 from unsup.prepare import word_translations
+from unsup.pretrain import HeldOutText, check_held_out
 from unsup.validation import LanguageIdentity, RoundTrip
+from unsup.xlm import start_from_xlm
 
 _logger = logging.getLogger(__name__)
 
@@ -38,7 +43,7 @@ def set_up(recipe: AnyRecipe, data: DataFolder, init: Path | None, device: torch
     assert isinstance(recipe, UnsupervisedRecipe)
     languages, tokenizer = recipe.data.languages, _shared_tokenizer(data)
     model, encoder, card = build_network(recipe, data, languages)
-    start = None if init is None else start_from_run(model, init, recipe, data)
+    start = None if init is None else _start(model, init, recipe, data, tokenizer)
     fusion = recipe.fusion
     pairs = TranslationLoss(
         model,
@@ -71,6 +76,45 @@ def set_up(recipe: AnyRecipe, data: DataFolder, init: Path | None, device: torch
         recipe.generate,
     )
     return Setup(recipe, trainer, card, start, examples, validator, steps)
+
+
+def set_up_mass(
+    recipe: AnyRecipe, data: DataFolder, init: Path | None, device: torch.device
+) -> Setup:
+    """Set up the pretraining of a model by MASS, which ``train`` starts from as from any RUN."""
+    assert isinstance(recipe, UnsupervisedRecipe)
+    check_held_out(recipe, data)
+    objectives = ObjectivesConfig(denoising="0", backtranslation="0", mass="1")
+    recipe = recipe.model_copy(update={"objectives": objectives, "fusion": None})
+    setup = set_up(recipe, data, init, device)
+    first, second = recipe.data.languages
+    stores, held_out = (data.mono(first), data.mono(second)), recipe.pretrain.valid_lines
+    training, valid = (
+        (stores[0].part(rows), stores[1].part(rows))
+        for rows in (slice(-held_out), slice(-held_out, None))
+    )
+    by_language = {
+        language: Sentences(valid, None, objectives, [number])
+        for number, language in enumerate(recipe.data.languages)
+    }
+    return replace(
+        setup,
+        train=Sentences(training, None, objectives),
+        validator=HeldOutText(setup.trainer, by_language),
+    )
+
+
+def _start(
+    model: FusedTransformer,
+    init: Path,
+    recipe: UnsupervisedRecipe,
+    data: DataFolder,
+    tokenizer: Tokenizer,
+) -> WarmStart:
+    """Start from a RUN, or from an XLM if ``init`` names none."""
+    if own_model_folder(str(init)) is not None:
+        return start_from_run(model, init, recipe, data)
+    return start_from_xlm(model, str(init), tokenizer.vocabulary.symbols, recipe.data.languages)
 
 
 def averaged(model: FusedTransformer, trainer: Trainer) -> FusedTransformer:

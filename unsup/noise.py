@@ -4,8 +4,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertfused.subwords import Tokenizer
-from bertfused.vocab import Vocabulary
-from unsup.config import MASK, NoiseConfig
+from bertfused.vocab import MASK, Vocabulary
+from unsup.config import NoiseConfig
 
 Ids = NDArray[np.integer]
 

@@ -53,6 +53,7 @@ class Sentences:
         stores: The sentences of each language.
         words: Of each, their word-by-word translations into the other language, if there are any.
         objectives: What is made of them when.
+        languages: The numbers of those whose sentences are used.
     """
 
     def __init__(
@@ -60,10 +61,11 @@ class Sentences:
         stores: tuple[IdStore, IdStore],
         words: tuple[IdStore, IdStore] | None,
         objectives: ObjectivesConfig,
+        languages: Sequence[int] = (0, 1),
     ) -> None:
         self.stores, self._words, self.objectives = stores, words, objectives
         self.tasks = [
-            Task(objective, language) for objective in OBJECTIVES for language in range(2)
+            Task(objective, language) for objective in OBJECTIVES for language in languages
         ]
         sizes = [len(stores[task.language]) for task in self.tasks]
         self._starts = np.cumsum([0, *sizes])
@@ -80,8 +82,8 @@ class Sentences:
     def batches(
         self, batch_tokens: int, generator: np.random.Generator | None = None
     ) -> list[Numbers]:
-        """Group all sentences of all tasks, a batch of one task only."""
-        found = [self.task_batches(task, batch_tokens, generator) for task in self.tasks]
+        """Group the sentences of the first update's tasks, a batch of one task only."""
+        found = [self.task_batches(task, batch_tokens, generator) for task in self.tasks_at(1)]
         return [batch for batches in found for batch in batches]
 
     def task_batches(
@@ -288,12 +290,9 @@ class UnsupervisedLoss(LossModule):
         examples = [Example(source, languages=languages) for source in sources]
         if self.encoder is None:
             return examples
-        texts = [self.tokenizer.decode(source.tolist()) for source in sources]
-        inputs = self.encoder.wordpieces.encode_batch(texts, [()] * len(texts))
-        return [
-            replace(example, bert=pieces.ids)
-            for example, pieces in zip(examples, inputs, strict=True)
-        ]
+        tokens = [source[:-1].tolist() for source in sources]
+        inputs = self.encoder.wordpieces.encode_ids(tokens, self.tokenizer)
+        return [replace(e, bert=ids) for e, ids in zip(examples, inputs, strict=True)]
 
     def _pairs(
         self, sources: Sequence[Ids], targets: Sequence[Ids], languages: tuple[int, int]

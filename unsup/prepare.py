@@ -2,11 +2,12 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tomli_w
 from pydantic import Field
 
@@ -29,13 +30,15 @@ from unsup.lexicon import (
     from_dictionary,
     from_vectors,
     read_dictionary,
+    with_omission,
 )
-from unsup.word_by_word import translate_lines
+from unsup.word_by_word import WordByWord, count_choices, refined, translate_lines
 
 _logger = logging.getLogger(__name__)
 
 _REPORT = "words.toml"
 _CHUNK = 500  # sentences
+_REFINED = 2500  # sentences of each language that a refinement looks at
 
 Progress = Callable[[str, int], object]
 
@@ -128,8 +131,8 @@ def _translate_words(
     first, second = data.languages
     texts = {language: _lines(data.mono(language), tokenizer) for language in data.languages}
     _logger.info("looking for the translations of words")
-    lexicons = make_lexicons(config, data.languages, texts)
     models = {language: train_language_model(texts[language]) for language in data.languages}
+    lexicons = make_lexicons(config, data.languages, texts, models)
     directions = {}
     for source, target in ((first, second), (second, first)):
         prefix = words_prefix(folder, source, target)
@@ -148,37 +151,71 @@ def _translate_words(
 
 
 def make_lexicons(
-    config: WordsConfig, languages: tuple[str, str], texts: dict[str, list[str]]
+    config: WordsConfig,
+    languages: tuple[str, str],
+    texts: Mapping[str, list[str]],
+    models: Mapping[str, LanguageModel],
 ) -> dict[str, Lexicon]:
-    """Find the translations of the words of both texts; lexicons by source language."""
-    first, second = languages
-    if config.induced:
-        described = [describe_words(texts[language]) for language in languages]
-        other = None
-        if config.spelling:
-            other = spelling_similarities(described[0].words, described[1].words)
-        match = match_words(described[0], described[1], seed=config.seed, other=other)
-        _logger.info("matched the words of both texts: agreement %.3f", match.agreement)
-        return {
-            first: induced(described[0], described[1], match),
-            second: induced(described[1], described[0], match.reversed()),
-        }
+    """Find the translations of the words of both texts; lexicons by source language.
+
+    Args:
+        models: The language models of both texts.
+    """
     counts = {
         language: Counter(word for line in lines for word in line.split())
         for language, lines in texts.items()
     }
+    lexicons = _induced(config, languages, texts) if config.induced else None
+    if lexicons is None:
+        lexicons = _known(config, languages, counts)
+    if config.omit_cost is not None:
+        lexicons = {
+            language: with_omission(lexicon, counts[language], log_prob=-config.omit_cost)
+            for language, lexicon in lexicons.items()
+        }
+    first, second = languages
+    for _ in range(config.refinements):
+        _logger.info("weighing the translations of words anew")
+        chosen = {}
+        for source, target in ((first, second), (second, first)):
+            search = WordByWord(lexicons[source], models[target], **_weights(config), beam_size=5)
+            rows = np.linspace(0, len(texts[source]) - 1, _REFINED).astype(int).tolist()
+            chosen[source] = count_choices([texts[source][row] for row in rows], search)
+        lexicons = {
+            source: refined(lexicons[source], chosen[source], chosen[target])
+            for source, target in ((first, second), (second, first))
+        }
+    return lexicons
+
+
+def _induced(
+    config: WordsConfig, languages: tuple[str, str], texts: Mapping[str, list[str]]
+) -> dict[str, Lexicon]:
+    first, second = (describe_words(texts[language]) for language in languages)
+    other = None
+    if config.spelling:
+        other = config.spelling * spelling_similarities(first.words, second.words)
+    match = match_words(first, second, seed=config.seed, other=other)
+    _logger.info("matched the words of both texts: agreement %.3f", match.agreement)
+    return {
+        languages[0]: induced(first, second, match),
+        languages[1]: induced(second, first, match.reversed()),
+    }
+
+
+def _known(
+    config: WordsConfig, languages: tuple[str, str], counts: Mapping[str, Counter[str]]
+) -> dict[str, Lexicon]:
     vectors = {}
     if config.encoder is not None:
-        encoder = PretrainedEncoder(config.encoder)
+        encoder = PretrainedEncoder(config.encoder, languages=languages)
         vectors = {language: encode_words(counts[language], encoder) for language in languages}
     lexicons = {}
-    for source, target in ((first, second), (second, first)):
-        known = _from_dictionaries(config, source, counts[source], counts[target])
-        lexicons[source] = known
+    for source, target in (languages, languages[::-1]):
+        lexicon = _from_dictionaries(config, source, counts[source], counts[target])
         if vectors:
-            lexicons[source] = from_vectors(
-                vectors[source], vectors[target], counts[target], known=known
-            )
+            lexicon = from_vectors(vectors[source], vectors[target], counts[target], known=lexicon)
+        lexicons[source] = lexicon
     return lexicons
 
 
@@ -202,18 +239,15 @@ def _translated(
     source: str,
     progress: Progress,
 ) -> Iterator[str]:
-    translations = translate_lines(
-        lines,
-        lexicon,
-        model,
-        lm_weight=config.lm_weight,
-        swap_cost=config.swap_cost,
-        insert_cost=config.insert_cost,
-        reach=config.reach,
-    )
+    translations = translate_lines(lines, lexicon, model, **_weights(config))
     while chunk := list(islice(translations, _CHUNK)):
         yield from chunk
         progress(f"words of {source}", len(chunk))
+
+
+def _weights(config: WordsConfig) -> dict[str, Any]:
+    """Return the weights of the search."""
+    return config.model_dump(include={"lm_weight", "swap_cost", "insert_cost", "reach"})
 
 
 def _plan(config: WordsConfig, data: DataFolder) -> WordsReport:

@@ -1,6 +1,7 @@
 import importlib.util
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from bertfused.errors import UserError
 from bertfused.noise import Noise
 from bertfused.pretrained import Layer, PretrainedEncoder, load_wordpieces, resolve_encoder
 from tests.tiny_encoders import DEPTH, DIM, LIMIT, make_encoder
+from tests.tiny_xlm import make_hub_xlm, make_own_xlm
 
 KINDS = ["bert", "distilbert", "roberta", "xlmr"]
 Folders = Callable[[str], Path]
@@ -199,6 +201,91 @@ def test_cached_states_are_used_instead_of_the_encoder(folder: Folders) -> None:
     batch = encoder.attach(collate([example], encoder.bert_ids), mask_special=False)
     assert batch.bert_states is not None
     assert torch.equal(batch.bert_states[0], states.half().float())
+
+
+# Languages
+
+
+@pytest.fixture(scope="module")
+def xlm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_hub_xlm(tmp_path_factory.mktemp("encoders") / "xlm")
+
+
+def xlm_states(path: Path, ids: list[int], lang: int) -> list[Tensor]:
+    """All hidden states of one unpadded sentence, by transformers itself."""
+    model = transformers.AutoModel.from_pretrained(path).eval()
+    with torch.inference_mode():
+        output = model(
+            input_ids=torch.tensor([ids]),
+            langs=torch.full((1, len(ids)), lang),
+            output_hidden_states=True,
+        )
+    return [states[0] for states in output.hidden_states]
+
+
+@pytest.mark.parametrize("layer", [-1, 0, 1, "average"])
+def test_an_encoder_with_language_embeddings_is_told_the_language(xlm: Path, layer: Layer) -> None:
+    encoder = PretrainedEncoder(str(xlm), layer, languages=("fr", "en"))
+    rows = [encoder.wordpieces.encode(text).ids for text in ("the cat", "a", "cat, the cat.")]
+    for languages in ([0, 1, 0], [1, 0, 1]):
+        batch = replace(batch_of(encoder, rows), source_language=torch.tensor(languages))
+        found = encoder.attach(batch, mask_special=False).bert_states
+        assert found is not None
+        for row, number, states in zip(rows, languages, found, strict=True):
+            layers = xlm_states(xlm, row, 1 - number)  # the model's own numbers
+            expected = sum(layers[1:]) / DEPTH if layer == "average" else layers[int(layer)]
+            torch.testing.assert_close(states[: len(row)], expected, rtol=0, atol=1e-5)
+
+
+def test_sentences_are_of_the_first_language_unless_it_is_said(xlm: Path) -> None:
+    encoder = PretrainedEncoder(str(xlm), languages=["fr"])
+    ids = encoder.wordpieces.encode("the cat").ids
+    french, english = (xlm_states(xlm, ids, lang)[-1] for lang in (1, 0))
+    torch.testing.assert_close(states_of(encoder, [ids])[0], french, rtol=0, atol=1e-5)
+    assert not torch.allclose(french, english, atol=1e-2)
+
+
+def test_the_language_goes_along_into_the_windows(xlm: Path) -> None:
+    encoder = PretrainedEncoder(str(xlm), languages=["en", "fr"])
+    ids = encoder.wordpieces.encode("the cat a " * 12).ids
+    assert len(ids) > LIMIT
+    mask = torch.ones(2, len(ids), dtype=torch.bool)
+    states = encoder(torch.tensor([ids, ids]), mask, None, torch.tensor([0, 1]))
+    for lang, own in enumerate(states):
+        first = xlm_states(xlm, ids[:LIMIT], lang)[-1]
+        torch.testing.assert_close(own[: LIMIT // 2], first[: LIMIT // 2], rtol=0, atol=1e-5)
+
+
+def test_layers_of_xlm_above_the_one_asked_for_are_not_computed(xlm: Path) -> None:
+    whole, trimmed = (PretrainedEncoder(str(xlm), at, languages=["en"]) for at in (-1, 1))
+    assert len(trimmed.model.ffns) == trimmed.model.config.num_hidden_layers == 1
+    assert trimmed.fingerprint == whole.fingerprint
+
+
+def test_languages_that_an_encoder_does_not_know(xlm: Path, folder: Folders) -> None:
+    for languages, message in (
+        (["en", "de"], f"encoder {xlm} knows the languages en and fr, not 'de'"),
+        ([], f"encoder {xlm} has to be told which language it reads"),
+    ):
+        with pytest.raises(UserError) as caught:
+            PretrainedEncoder(str(xlm), languages=languages)
+        assert str(caught.value) == message
+    assert PretrainedEncoder(str(folder("bert")), languages=["xx"]).language_ids is None
+
+
+@pytest.mark.parametrize("is_ours", [False, True])
+def test_a_finetuned_xlm_is_saved_with_its_tokenizer(
+    xlm: Path, tmp_path: Path, is_ours: bool
+) -> None:
+    path = make_own_xlm(tmp_path / "run") if is_ours else xlm
+    trained = PretrainedEncoder(str(path), 1, finetune=True, languages=["fr"])
+    trained.save(tmp_path / "saved")
+    again = PretrainedEncoder(str(tmp_path / "saved"), languages=["fr"])
+    ids = trained.wordpieces.encode("w1 the cat").ids
+    assert again.wordpieces.encode("w1 the cat").ids == ids
+    assert again.wordpieces.fingerprint == trained.wordpieces.fingerprint
+    found, expected = (states_of(encoder, [ids])[0] for encoder in (again, trained))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 # Windows

@@ -1,3 +1,4 @@
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,12 @@ from bertfused.checkpoint import (
 from bertfused.config import FusionConfig
 from bertfused.errors import UserError
 from bertfused.pretrained import PretrainedEncoder, load_wordpieces
-from bertfused.wordpieces import OwnWordpieces, own_model_folder
+from bertfused.subwords import Tokenizer, Words
+from bertfused.vocab import Vocabulary
+from bertfused.wordpieces import OwnWordpieces, PretrainedSubwords, own_model_folder
 from tests.tiny_encoders import make_encoder, make_fused_run
 from tests.tiny_run import make_run
+from tests.tiny_xlm import HUB, make_hub_xlm, make_own_xlm, own_vocabulary
 
 FUSED = r"is a fused model; only a plain one can stand in for BERT$"
 
@@ -122,3 +126,90 @@ def test_the_subwords_are_saved_as_they_were(run: Path, tmp_path: Path) -> None:
     load_wordpieces(str(run)).save(tmp_path)
     name = "dict.en.txt"
     assert (tmp_path / name).read_bytes() == (run / "model" / name).read_bytes()
+
+
+# The symbol for a hidden token
+
+
+@pytest.mark.parametrize(("kind", "mask"), [("bert", 4), ("roberta", 260), ("xlmr", 43)])
+def test_the_mask_of_an_encoder(kind: str, mask: int, tmp_path: Path) -> None:
+    wordpieces = load_wordpieces(str(make_encoder(kind, tmp_path)))
+    assert wordpieces.mask == mask
+    assert wordpieces.reading("de") is wordpieces
+
+
+def test_the_mask_of_our_own_subwords_is_a_tag(run: Path, tmp_path: Path) -> None:
+    assert load_wordpieces(str(run)).mask is None
+    make_run(tmp_path, tokenizer=Tokenizer(Words(), own_vocabulary()))
+    assert load_wordpieces(str(tmp_path)).mask == 24
+
+
+# XLM
+
+
+def hub(*pieces: str) -> list[int]:
+    return [HUB["</s>"], *(HUB[piece] for piece in pieces), HUB["</s>"]]
+
+
+def test_the_template_of_a_published_xlm(tmp_path: Path) -> None:
+    wordpieces = load_wordpieces(str(make_hub_xlm(tmp_path)))
+    assert wordpieces.encode("The cat").ids == hub("the</w>", "cat</w>")
+    assert wordpieces.encode("a", ["b"]).ids == hub("b</w>", "</s>", "a</w>")
+    assert wordpieces.encode("").ids == hub()
+    assert wordpieces.encode("a \u732b").ids == hub("a</w>", "<unk>")
+    assert (wordpieces.pad, wordpieces.mask, wordpieces.separator) == (2, 5, None)
+    assert (wordpieces.max_length, wordpieces.vocabulary_size) == (24, len(HUB))
+    assert load_wordpieces(str(tmp_path), 7).max_length == 7
+    for text in ("</s>", "a <special1> b", "<pad><s>"):
+        _, *middle, _ = wordpieces.encode(text).ids
+        assert not wordpieces.special & set(middle)
+        assert len(middle) > 1
+
+
+def test_a_published_xlm_splits_a_text_by_the_rules_of_its_language(tmp_path: Path) -> None:
+    """An apostrophe belongs to the article before it in French, to what follows it in English."""
+    english = load_wordpieces(str(make_hub_xlm(tmp_path)))
+    french = english.reading("fr")
+    assert english.encode("l'a").ids == hub("l</w>", "'", "a</w>")
+    assert french.encode("l'a").ids == hub("l", "'</w>", "a</w>")
+    assert english.encode("l'a").ids == hub("l</w>", "'", "a</w>")
+    assert load_wordpieces(str(tmp_path), language="en").fingerprint == english.fingerprint
+    assert load_wordpieces(str(tmp_path), language="fr").fingerprint == french.fingerprint
+    assert english.fingerprint != french.fingerprint
+    message = f"encoder {tmp_path} knows the languages en and fr, not 'de'"
+    with pytest.raises(UserError) as caught:
+        english.reading("de")
+    assert str(caught.value) == message
+    with pytest.raises(UserError) as caught:
+        load_wordpieces(str(tmp_path), language="de")
+    assert str(caught.value) == message
+
+
+def test_a_published_xlm_needs_moses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_hub_xlm(tmp_path)
+    monkeypatch.setitem(sys.modules, "sacremoses", None)
+    with pytest.raises(UserError, match=r"cannot load the tokenizer of .* install sacremoses"):
+        load_wordpieces(str(tmp_path))
+
+
+def test_a_pretrained_xlm_of_ours_reads_our_subwords(tmp_path: Path) -> None:
+    make_own_xlm(tmp_path)
+    for name in (tmp_path, tmp_path / "model"):
+        wordpieces = load_wordpieces(str(name), language="fr")
+        assert isinstance(wordpieces, PretrainedSubwords)
+        assert wordpieces.encode("w1 w2").ids == [2, 5, 6, 2]
+        assert wordpieces.encode("w1", ["w2 w3", ""]).ids == [2, 6, 7, 2, 2, 5, 2]
+        assert wordpieces.encode("w1 </s> <mask>").ids == [2, 5, 3, 3, 2]
+        assert (wordpieces.pad, wordpieces.mask, wordpieces.vocabulary_size) == (1, 24, 25)
+    assert load_wordpieces(str(tmp_path), 7).max_length == 7
+    wordpieces.save(tmp_path)
+    assert (tmp_path / "dict.fr.txt").read_bytes() == (
+        tmp_path / "model" / "dict.fr.txt"
+    ).read_bytes()
+    Vocabulary(["w0"], [1]).save(tmp_path / "model" / "dict.en.txt")
+    with pytest.raises(UserError) as caught:
+        load_wordpieces(str(tmp_path))
+    assert str(caught.value) == (
+        f"{tmp_path / 'model'} is damaged: its dictionary has 5 symbols, but the encoder's "
+        "config.json says 25"
+    )

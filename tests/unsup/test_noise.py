@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from bertfused.subwords import Tokenizer, Words
-from bertfused.vocab import Vocabulary
+from bertfused.vocab import MASK, Vocabulary
 from tests.tiny_texts import Texts
-from unsup.config import MASK, NoiseConfig
+from unsup.config import NoiseConfig
 from unsup.noise import WordNoise, word_numbers
 
 EOS = Vocabulary.eos
