@@ -59,7 +59,7 @@ def set_up(recipe: AnyRecipe, data: DataFolder, init: Path | None, device: torch
     if recipe.objectives.teacher == "average":
         teacher = replace(member, model=averaged(model, trainer))
     module.translator = BackTranslator(
-        both_ways(teacher, device), recipe.generate, trainer.precision
+        Translator([teacher], device), recipe.generate, trainer.precision
     )
     stores = data.mono(languages[0]), data.mono(languages[1])
     words = word_translations(data) if _uses(recipe, "words") else None
@@ -93,14 +93,10 @@ def set_up_mass(
         (stores[0].part(rows), stores[1].part(rows))
         for rows in (slice(-held_out), slice(-held_out, None))
     )
-    by_language = {
-        language: Sentences(valid, None, objectives, [number])
-        for number, language in enumerate(recipe.data.languages)
-    }
     return replace(
         setup,
         train=Sentences(training, None, objectives),
-        validator=HeldOutText(setup.trainer, by_language),
+        validator=HeldOutText(setup.trainer, {"both": Sentences(valid, None, objectives)}),
     )
 
 

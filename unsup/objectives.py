@@ -7,7 +7,8 @@
     backtranslation  translation(x)      -> x    by the model itself, in this very step
     mass             x without a span    -> that span
 
-An update takes micro-batches of every objective that has a weight at its step, in both languages.
+An update takes micro-batches of every objective that has a weight at its step; in each there are
+sentences of both languages.
 Lample et al. (2018), "Unsupervised Machine Translation Using Monolingual Corpora Only", sections
 2.3 and 2.4; Lample & Conneau (2019); Song et al. (2019), "MASS".
 """
@@ -16,7 +17,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,21 +40,13 @@ from unsup.noise import Ids, WordNoise
 Numbers = NDArray[np.int64]
 
 
-class Task(NamedTuple):
-    """One objective for sentences of one language, by its number."""
-
-    objective: Objective
-    language: int
-
-
 class Sentences:
-    """Monolingual sentences, numbered once for every task, one task after the other.
+    """Monolingual sentences of two languages, numbered once for every objective, one after another.
 
     Args:
         stores: The sentences of each language.
         words: Of each, their word-by-word translations into the other language, if there are any.
         objectives: What is made of them when.
-        languages: The numbers of those whose sentences are used.
     """
 
     def __init__(
@@ -61,88 +54,94 @@ class Sentences:
         stores: tuple[IdStore, IdStore],
         words: tuple[IdStore, IdStore] | None,
         objectives: ObjectivesConfig,
-        languages: Sequence[int] = (0, 1),
     ) -> None:
         self.stores, self._words, self.objectives = stores, words, objectives
-        self.tasks = [
-            Task(objective, language) for objective in OBJECTIVES for language in languages
-        ]
-        sizes = [len(stores[task.language]) for task in self.tasks]
-        self._starts = np.cumsum([0, *sizes])
-        sizes_of_all = np.concatenate([stores[task.language].sizes for task in self.tasks])
-        self.lengths: Sequence[NDArray[np.integer[Any]]] = [sizes_of_all]
+        self._sizes = np.concatenate([stores[0].sizes, stores[1].sizes])
+        self.lengths: Sequence[NDArray[np.integer[Any]]] = [np.tile(self._sizes, len(OBJECTIVES))]
 
     def __len__(self) -> int:
         return len(self.lengths[0])
 
     def __getitem__(self, i: int) -> Example:
-        task, rows = self.locate(np.array([i]))
-        return Example(self.sentences(task.language, rows)[0])
+        _, rows = self.locate(np.array([i]))
+        (ids,), (language,) = self.sentences(rows), self.languages(rows)
+        return Example(ids, languages=(language, language))
 
     def batches(
         self, batch_tokens: int, generator: np.random.Generator | None = None
     ) -> list[Numbers]:
-        """Group the sentences of the first update's tasks, a batch of one task only."""
-        found = [self.task_batches(task, batch_tokens, generator) for task in self.tasks_at(1)]
+        """Group all sentences for the objectives of the first update, one objective a batch."""
+        found = [self.batches_of(o, batch_tokens, generator) for o in self.objectives_at(1)]
         return [batch for batches in found for batch in batches]
 
-    def task_batches(
-        self, task: Task, batch_tokens: int, generator: np.random.Generator | None
+    def batches_of(
+        self, objective: Objective, batch_tokens: int, generator: np.random.Generator | None
     ) -> list[Numbers]:
-        """Group the sentences of a task; as many batches whatever the generator."""
-        sizes = self.stores[task.language].sizes
-        start = self._starts[self.tasks.index(task)]
-        return [start + rows for rows in token_batches([sizes], batch_tokens, generator=generator)]
+        """Group the sentences for an objective; as many batches whatever the generator."""
+        start = OBJECTIVES.index(objective) * len(self._sizes)
+        batches = token_batches([self._sizes], batch_tokens, generator=generator)
+        return [start + rows for rows in batches]
 
-    def locate(self, numbers: Numbers) -> tuple[Task, Numbers]:
-        """Return the task that numbers are of, and their rows in the store of its language."""
-        place = int(np.searchsorted(self._starts, numbers[0], side="right")) - 1
-        return self.tasks[place], numbers - self._starts[place]
+    def locate(self, numbers: Numbers) -> tuple[Objective, Numbers]:
+        """Return the objective that numbers are of, and their rows among the sentences."""
+        place, _ = divmod(int(numbers[0]), len(self._sizes))
+        return OBJECTIVES[place], numbers - place * len(self._sizes)
 
-    def sentences(self, language: int, rows: Numbers) -> list[Ids]:
-        """Return sentences of a language, each ending in EOS."""
-        return [self.stores[language][row] for row in rows.tolist()]
+    def languages(self, rows: Numbers) -> list[int]:
+        """Return the language of each sentence."""
+        return [int(row >= len(self.stores[0])) for row in rows.tolist()]
 
-    def word_translations(self, language: int, rows: Numbers) -> list[Ids]:
-        """Return the word-by-word translations of the same sentences."""
+    def sentences(self, rows: Numbers) -> list[Ids]:
+        """Return sentences, each ending in EOS."""
+        return self._of(self.stores, rows)
+
+    def word_translations(self, rows: Numbers) -> list[Ids]:
+        """Return the word-by-word translations of sentences."""
         assert self._words is not None
-        return [self._words[language][row] for row in rows.tolist()]
+        return self._of(self._words, rows)
 
-    def tasks_at(self, step: int) -> list[Task]:
-        """Return the tasks of an update."""
-        return [task for task in self.tasks if self.objectives.weight(task.objective, step) > 0]
+    def objectives_at(self, step: int) -> list[Objective]:
+        """Return what counts in an update."""
+        return [own for own in OBJECTIVES if self.objectives.weight(own, step) > 0]
+
+    def _of(self, stores: tuple[IdStore, IdStore], rows: Numbers) -> list[Ids]:
+        first, second = stores
+        size = len(first)
+        return [first[row] if row < size else second[row - size] for row in rows.tolist()]
 
 
 def steps(
     dataset: Sentences, *, batch_tokens: int, accumulate: int, seed: int, start: Place
 ) -> Iterator[Step]:
-    """Yield updates for ever: ``accumulate`` micro-batches of each task that counts.
+    """Yield updates for ever: ``accumulate`` micro-batches of each objective that counts.
 
-    Every task goes through its sentences in an order of its own, a function of seed and epoch.
-    The position of a place is the number of updates, its epoch that of the task furthest behind.
+    Every objective goes through the sentences in an order of its own, a function of seed and
+    epoch. The position of a place is the number of updates, its epoch how often all was seen.
     """
-    streams: dict[Task, _Stream] = {}
+    streams: dict[Objective, _Stream] = {}
     step = start.position
     while True:
-        tasks = dataset.tasks_at(step + 1)
-        for task in tasks:
-            if task not in streams:
-                streams[task] = _Stream(dataset, task, batch_tokens, seed)
-        first = step * accumulate
-        micro = [streams[task][first + i] for task in tasks for i in range(accumulate)]
+        objectives = dataset.objectives_at(step + 1)
+        for objective in objectives:
+            if objective not in streams:
+                streams[objective] = _Stream(dataset, objective, batch_tokens, seed)
+        numbers = range(step * accumulate, (step + 1) * accumulate)
+        micro = [streams[objective][number] for objective in objectives for number in numbers]
         step += 1
-        tokens = sum(int(dataset.lengths[0][numbers].sum()) for numbers in micro)
-        epoch = min(step * accumulate // len(streams[task]) for task in tasks)
+        tokens = sum(int(dataset.lengths[0][examples].sum()) for examples in micro)
+        epoch = step * accumulate // len(streams[objectives[0]])
         yield Step(micro, tokens, Place(epoch, step))
 
 
 class _Stream:
-    """The batches of a task, epoch after epoch, by their number."""
+    """The batches of an objective, epoch after epoch, by their number."""
 
-    def __init__(self, dataset: Sentences, task: Task, batch_tokens: int, seed: int) -> None:
-        self._key = (seed, dataset.tasks.index(task))
+    def __init__(
+        self, dataset: Sentences, objective: Objective, batch_tokens: int, seed: int
+    ) -> None:
+        self._key = (seed, OBJECTIVES.index(objective))
         self._batches: Callable[[np.random.Generator | None], list[Numbers]] = lambda generator: (
-            dataset.task_batches(task, batch_tokens, generator)
+            dataset.batches_of(objective, batch_tokens, generator)
         )
         self._size = len(self._batches(None))
         self._epoch, self._order = -1, [np.empty(0, dtype=np.int64)]
@@ -159,10 +158,10 @@ class _Stream:
 
 
 @dataclass(frozen=True)
-class TaskBatch:
+class ObjectiveBatch:
     """A batch and what it is for."""
 
-    task: Task
+    objective: Objective
     batch: Batch
     weight: float
 
@@ -174,7 +173,7 @@ class TaskBatch:
     def positions(self) -> int:
         return self.batch.positions
 
-    def to(self, device: torch.device) -> "TaskBatch":
+    def to(self, device: torch.device) -> "ObjectiveBatch":
         return replace(self, batch=self.batch.to(device))
 
 
@@ -182,29 +181,26 @@ class BackTranslator:
     """Translates sentences of ids with a model that may be in training.
 
     Args:
-        translators: From language 0 into 1, and from 1 into 0.
+        translator: Of the model; each sentence says its languages.
         precision: Of the matrix products.
     """
 
-    def __init__(
-        self, translators: tuple[Translator, Translator], search: SearchConfig, precision: str
-    ) -> None:
-        self.translators, self.search, self.precision = translators, search, precision
+    def __init__(self, translator: Translator, search: SearchConfig, precision: str) -> None:
+        self.translator, self.search, self.precision = translator, search, precision
 
     @torch.inference_mode()
     def translate(
-        self, sentences: Sequence[Example], language: int, random: np.random.Generator
+        self, sentences: Sequence[Example], random: np.random.Generator
     ) -> list[list[int]]:
-        """Return the translations of sentences of one language, each ending in EOS."""
-        translator = self.translators[language]
-        (member,) = translator.members
+        """Return the translations of sentences, each ending in EOS."""
+        (member,) = self.translator.members
         was_training = member.model.training
         member.model.eval()
         seeds = line_seeds(int(random.integers(2**63)), range(len(sentences)))
-        with autocast(translator.device, self.precision):
-            decoder = member.start(sentences, translator.device)
+        with autocast(self.translator.device, self.precision):
+            decoder = member.start(sentences, self.translator.device)
             lengths = [len(example.source) for example in sentences]
-            found = translator.run_search(decoder, lengths, None, self.search, 1, seeds)
+            found = self.translator.run_search(decoder, lengths, None, self.search, 1, seeds)
         member.model.train(was_training)
         return [list(hypotheses[0].ids) for hypotheses in found]
 
@@ -240,29 +236,28 @@ class UnsupervisedLoss(LossModule):
         self.pairs.begin_step(*key, drop_net=drop_net)
         self._step, self._random = key[1], np.random.default_rng(key)
 
-    def collate(self, dataset: Sentences, numbers: Numbers) -> TaskBatch:
-        """Make the pairs of a task; numbers of one task only."""
-        task, rows = dataset.locate(numbers)
-        objective, language = task
-        targets = dataset.sentences(language, rows)
+    def collate(self, dataset: Sentences, numbers: Numbers) -> ObjectiveBatch:
+        """Make the pairs of an objective; numbers of one objective only."""
+        objective, rows = dataset.locate(numbers)
+        targets, own = dataset.sentences(rows), dataset.languages(rows)
         if objective == "mass":
-            batch = self._masked_spans(targets, language)
+            batch = self._masked_spans(targets, own)
         elif objective == "denoising":
-            batch = self._pairs(self._noised(targets), targets, (language, language))
+            batch = self._pairs(self._noised(targets), targets, own, own)
         else:
+            other = [1 - language for language in own]
             if objective == "words":
-                sources = dataset.word_translations(language, rows)
+                sources = dataset.word_translations(rows)
                 sources = self._noised(sources) if self.objectives.noise_words else sources
             else:
-                sources = self._translated(targets, language)
-            batch = self._pairs(sources, targets, (1 - language, language))
-        return TaskBatch(task, batch, self.objectives.weight(objective, self._step))
+                sources = self._translated(targets, own, other)
+            batch = self._pairs(sources, targets, other, own)
+        return ObjectiveBatch(objective, batch, self.objectives.weight(objective, self._step))
 
-    def loss(self, batch: TaskBatch) -> Loss:
+    def loss(self, batch: ObjectiveBatch) -> Loss:
         loss = self.pairs.loss(batch.batch)
-        name = batch.task.objective
-        self._sums[f"{name} nll"] += float(loss.nll)
-        self._sums[f"{name} tokens"] += loss.tokens
+        self._sums[f"{batch.objective} nll"] += float(loss.nll)
+        self._sums[f"{batch.objective} tokens"] += loss.tokens
         return replace(loss, total=batch.weight * loss.total)
 
     def take_values(self) -> dict[str, float]:
@@ -277,17 +272,25 @@ class UnsupervisedLoss(LossModule):
     def _noised(self, sentences: Sequence[Ids]) -> list[Ids]:
         return [self.noise(ids, self._random) for ids in sentences]
 
-    def _translated(self, sentences: Sequence[Ids], language: int) -> list[Ids]:
-        """Translate into the other language with the model as it is, without a gradient."""
+    def _translated(
+        self, sentences: Sequence[Ids], languages: Sequence[int], into: Sequence[int]
+    ) -> list[Ids]:
+        """Translate with the model as it is, without a gradient."""
         begin = time.perf_counter()
-        examples = self._examples(sentences, (language, 1 - language))
-        found = self.translator.translate(examples, language, self._random)
+        examples = self._examples(sentences, languages, into)
+        found = self.translator.translate(examples, self._random)
         self._sums["seconds"] += time.perf_counter() - begin
         return [np.array(ids) for ids in found]
 
-    def _examples(self, sources: Sequence[Ids], languages: tuple[int, int]) -> list[Example]:
+    def _examples(
+        self, sources: Sequence[Ids], languages: Sequence[int], into: Sequence[int]
+    ) -> list[Example]:
         """Make examples without targets, with the encoder's ids of what the sources are now."""
-        examples = [Example(source, languages=languages) for source in sources]
+        directions = zip(languages, into, strict=True)
+        examples = [
+            Example(source, languages=direction)
+            for source, direction in zip(sources, directions, strict=True)
+        ]
         if self.encoder is None:
             return examples
         tokens = [source[:-1].tolist() for source in sources]
@@ -295,13 +298,17 @@ class UnsupervisedLoss(LossModule):
         return [replace(e, bert=ids) for e, ids in zip(examples, inputs, strict=True)]
 
     def _pairs(
-        self, sources: Sequence[Ids], targets: Sequence[Ids], languages: tuple[int, int]
+        self,
+        sources: Sequence[Ids],
+        targets: Sequence[Ids],
+        languages: Sequence[int],
+        into: Sequence[int],
     ) -> Batch:
-        examples = self._examples(sources, languages)
+        examples = self._examples(sources, languages, into)
         examples = [replace(e, target=ids) for e, ids in zip(examples, targets, strict=True)]
         return collate(examples, None if self.encoder is None else self.encoder.bert_ids)
 
-    def _masked_spans(self, sentences: Sequence[Ids], language: int) -> Batch:
+    def _masked_spans(self, sentences: Sequence[Ids], languages: Sequence[int]) -> Batch:
         """Mask a span of each; the decoder sees what came before in the span, and predicts it.
 
         As in BERT, a tenth of the masked tokens stays and a tenth is replaced by random ones.
@@ -314,7 +321,7 @@ class UnsupervisedLoss(LossModule):
             other = random.integers(Vocabulary.unk + 1, mask, len(draw))
             source[span] = np.where(draw < 0.8, mask, np.where(draw < 0.9, other, source[span]))
             sources.append(source)
-        batch = self._pairs(sources, sentences, (language, language))
+        batch = self._pairs(sources, sentences, languages, languages)
         assert batch.decoder_input is not None and batch.target_mask is not None
         wanted = torch.zeros_like(batch.target_mask)
         for row, span in zip(wanted, spans, strict=True):

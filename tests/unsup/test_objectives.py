@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from bertfused.batch import collate, shift_right
+from bertfused.batch import shift_right
 from bertfused.fit import Setup
 from bertfused.store import IdStore
 from bertfused.training import Place
@@ -14,7 +14,7 @@ from bertfused.vocab import Vocabulary
 from tests.tiny_texts import Texts
 from unsup.config import ObjectivesConfig
 from unsup.fit import averaged, both_ways, set_up
-from unsup.objectives import Sentences, Task, TaskBatch, UnsupervisedLoss, steps
+from unsup.objectives import ObjectiveBatch, Sentences, UnsupervisedLoss, steps
 
 CPU = torch.device("cpu")
 OPTIONS = {"batch_tokens": 100, "accumulate": 1, "seed": 1}
@@ -37,51 +37,57 @@ def module_of(texts: Texts, **sections: dict[str, object]) -> tuple[Setup, Unsup
     return setup, module
 
 
-def batch_of(module: UnsupervisedLoss, sentences: Sentences, *key: int) -> TaskBatch:
+def batch_of(module: UnsupervisedLoss, sentences: Sentences, *key: int) -> ObjectiveBatch:
+    """Make the first batch of the only objective."""
     module.begin_step(*key, drop_net=0.0)
-    (task,) = {sentences.tasks_at(1)[0]}
-    return module.collate(sentences, sentences.task_batches(task, 100, None)[0])
+    return module.collate(sentences, sentences.batches(100)[0])
 
 
 # Which micro-batches
 
 
 def test_every_number_is_found_again(texts: Texts) -> None:
-    sentences = sentences_of(texts, denoising="1")
-    for task in sentences.tasks:
-        for numbers in sentences.task_batches(task, 100, None):
-            found, rows = sentences.locate(numbers)
-            assert found == task
-            sizes = sentences.stores[task.language].sizes[rows]
-            assert sizes.tolist() == sentences.lengths[0][numbers].tolist()
+    sentences = sentences_of(texts, denoising="1", mass="1")
+    first, second = stores_of(texts)
+    seen = {"denoising": set(), "mass": set()}
+    for numbers in sentences.batches(100):
+        objective, rows = sentences.locate(numbers)
+        seen[objective] |= {*rows.tolist()}
+        found = sentences.sentences(rows)
+        assert [len(ids) for ids in found] == sentences.lengths[0][numbers].tolist()
+        for row, language, ids in zip(rows.tolist(), sentences.languages(rows), found, strict=True):
+            assert language == int(row >= len(first))
+            own = first[row] if language == 0 else second[row - len(first)]
+            assert ids.tolist() == own.tolist()
+    assert seen["denoising"] == seen["mass"] == set(range(len(first) + len(second)))
 
 
-def test_an_update_has_every_objective_in_both_languages(texts: Texts) -> None:
+def test_an_update_has_every_objective_that_counts(texts: Texts) -> None:
     sentences = sentences_of(texts, denoising="1", backtranslation="0:0,2:0,3:1")
-    updates = list(islice(steps(sentences, **OPTIONS, start=Place()), 4))
-    tasks = [[sentences.locate(numbers)[0] for numbers in step.examples] for step in updates]
-    denoising = [Task("denoising", 0), Task("denoising", 1)]
-    both = [*denoising, Task("backtranslation", 0), Task("backtranslation", 1)]
-    assert tasks == [denoising, denoising, both, both]
+    updates = list(islice(steps(sentences, **OPTIONS | {"accumulate": 2}, start=Place()), 4))
+    found = [[sentences.locate(numbers)[0] for numbers in step.examples] for step in updates]
+    denoising = ["denoising", "denoising"]
+    both = [*denoising, "backtranslation", "backtranslation"]
+    assert found == [denoising, denoising, both, both]
     for step in updates:
         assert step.target_tokens == sum(
             int(sentences.lengths[0][numbers].sum()) for numbers in step.examples
         )
 
 
-def test_a_task_goes_through_its_sentences_in_a_new_order_each_epoch(texts: Texts) -> None:
+def test_an_objective_goes_through_all_sentences_in_a_new_order_each_epoch(texts: Texts) -> None:
     sentences = sentences_of(texts, denoising="1")
-    size = len(sentences.task_batches(sentences.tasks[0], 100, None))
+    size = len(sentences.batches(100))
     updates = list(islice(steps(sentences, **OPTIONS, start=Place()), 2 * size))
     seen = [
         np.concatenate([step.examples[0] for step in part])
         for part in (updates[:size], updates[size:])
     ]
-    assert sorted(seen[0]) == sorted(seen[1]) == list(range(len(sentences.stores[0])))
+    start = sentences.batches(100)[0].min() // 240 * 240
+    everything = [*range(start, start + 240)]
+    assert sorted(seen[0]) == sorted(seen[1]) == everything
     assert seen[0].tolist() != seen[1].tolist()
-    other = len(sentences.task_batches(sentences.tasks[1], 100, None))
-    ends = [step.after.epoch for step in updates]
-    assert ends == [min((n + 1) // size, (n + 1) // other) for n in range(2 * size)]
+    assert [step.after.epoch for step in updates] == [n // size for n in range(1, 2 * size + 1)]
 
 
 def test_updates_go_on_where_they_stopped(texts: Texts) -> None:
@@ -98,17 +104,26 @@ def test_updates_go_on_where_they_stopped(texts: Texts) -> None:
 # What is made of them
 
 
+def targets_of(sentences: Sentences) -> list[list[int]]:
+    _, rows = sentences.locate(sentences.batches(100)[0])
+    return [ids.tolist() for ids in sentences.sentences(rows)]
+
+
+def languages_of(made: ObjectiveBatch) -> tuple[list[int], list[int]]:
+    assert made.batch.source_language is not None
+    assert made.batch.target_language is not None
+    return made.batch.source_language.tolist(), made.batch.target_language.tolist()
+
+
 def test_denoising_goes_from_a_noised_sentence_to_itself(texts: Texts) -> None:
     _, module = module_of(texts)
     sentences = sentences_of(texts, denoising="1")
     made = batch_of(module, sentences, 1, 1, 0)
-    targets = sentences.sentences(0, sentences.task_batches(Task("denoising", 0), 100, None)[0])
     assert made.batch.target is not None
-    for row, target in zip(made.batch.target.tolist(), targets, strict=True):
-        assert row[: len(target)] == target.tolist()
-    assert made.batch.source_language is not None
-    assert made.batch.target_language is not None
-    assert set(made.batch.source_language.tolist() + made.batch.target_language.tolist()) == {0}
+    for row, target in zip(made.batch.target.tolist(), targets_of(sentences), strict=True):
+        assert row[: len(target)] == target
+    own = sentences.languages(sentences.locate(sentences.batches(100)[0])[1])
+    assert languages_of(made) == (own, own)
     assert made.batch.source.tolist() != made.batch.target.tolist()
     again, other = (batch_of(module, sentences, 1, number, 0) for number in (1, 2))
     assert torch.equal(made.batch.source, again.batch.source)
@@ -118,22 +133,20 @@ def test_denoising_goes_from_a_noised_sentence_to_itself(texts: Texts) -> None:
 def test_back_translation_is_the_greedy_translation_of_that_moment(texts: Texts) -> None:
     setup, module = module_of(texts)
     sentences = sentences_of(texts, backtranslation="1")
-    made = batch_of(module, sentences, 1, 1, 0)
-    tokenizer = texts.data.tokenizers()[0]
-    targets = sentences.sentences(
-        0, sentences.locate(sentences.task_batches(Task("backtranslation", 0), 100, None)[0])[1]
-    )
-    translators = both_ways(module.translator.translators[0].members[0], CPU)
-    lines = [SourceLine(tokenizer.decode(ids.tolist())) for ids in targets]
-    wanted = [own.text for own in translators[0].translate(lines, module.translator.search)]
     module.train()
-    found = [tokenizer.decode([i for i in row if i > 3]) for row in made.batch.source.tolist()]
-    assert found == wanted
-    assert made.batch.source_language is not None
-    assert made.batch.target_language is not None
-    assert set(made.batch.source_language.tolist()) == {1}
-    assert set(made.batch.target_language.tolist()) == {0}
+    made = batch_of(module, sentences, 1, 1, 0)
+    own = sentences.languages(sentences.locate(sentences.batches(100)[0])[1])
+    assert set(own) == {0, 1}
+    assert languages_of(made) == ([1 - language for language in own], own)
     assert setup.trainer.module.model.training
+    tokenizer = texts.data.tokenizers()[0]
+    translators = both_ways(module.translator.translator.members[0], CPU)
+    for row, target, language in zip(
+        made.batch.source.tolist(), targets_of(sentences), own, strict=True
+    ):
+        line = SourceLine(tokenizer.decode(target))
+        (wanted,) = translators[language].translate([line], module.translator.search)
+        assert tokenizer.decode([id for id in row if id > 3]) == wanted.text
 
 
 def test_back_translation_gives_no_gradient_to_the_translator(texts: Texts) -> None:
@@ -203,7 +216,7 @@ def test_the_teacher_has_the_averages_at_any_time(texts: Texts) -> None:
     setup, module = module_of(
         texts, optim={"ema": 0.5}, objectives={"teacher": "average", "denoising": "1"}
     )
-    (teacher,) = {own.members[0].model for own in module.translator.translators}
+    teacher = module.translator.translator.members[0].model
     assert teacher is not module.model
     updates = setup.steps(setup.train, **OPTIONS, start=Place())
     for number in (1, 2):
@@ -214,11 +227,6 @@ def test_the_teacher_has_the_averages_at_any_time(texts: Texts) -> None:
             assert not parameter.requires_grad
     assert teacher.output.weight is teacher.decoder.embed.tokens.weight
     assert averaged(module.model, setup.trainer).output.weight is not teacher.output.weight
-
-
-def test_a_sentence_alone_has_no_language(texts: Texts) -> None:
-    batch = collate([sentences_of(texts, mass="1")[0]])
-    assert batch.source_language is None
 
 
 def test_few_tokens_are_warned_of(texts: Texts, caplog: pytest.LogCaptureFixture) -> None:
