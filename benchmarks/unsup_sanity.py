@@ -49,12 +49,12 @@ RECIPE: dict[str, Any] = {
     "optim": {"lr": 2e-3, "warmup_steps": 200, "ema": 0.995},
     "words": {"induced": True, "refinements": 1},
     "objectives": {
-        "words": "0:1,300:1,301:0",
-        "denoising": "0:1,300:1,800:0.1",
-        "backtranslation": "0:0,300:0,301:1",
+        "words": "0:1,400:1,500:0",
+        "denoising": "0:1,400:1,700:0",
+        "backtranslation": "0:0,400:0,401:1",
         "teacher": "average",
     },
-    "train": {"batch_tokens": 2000, "validate_every": 100, "log_every": 50},
+    "train": {"batch_tokens": 1000, "validate_every": 200, "log_every": 50},
     "validation": {"lines": 200},
 }
 

@@ -140,3 +140,95 @@ def test_words_need_translations_of_them(texts: Texts, tmp_path: Path) -> None:
     said = fail(*command, "--out", tmp_path / "run", "--set", "objectives.words=1")
     assert "was prepared without a [words] section" in said
     assert not (tmp_path / "run").exists()
+
+
+XLM = {
+    "ffn_dim": 64,
+    "norm": "post",
+    "activation": "gelu",
+    "positions": "learned",
+    "max_positions": 80,
+    "embedding_norm": True,
+    "scale_embeddings": False,
+}
+
+
+def child(log: Path, *command: object) -> str:
+    """Run a command away from the shape checks, which slow the word-by-word search down."""
+    assert finish(start(log, *map(str, command))) == 0, log.read_text()
+    return log.read_text()
+
+
+def options(**sections: dict[str, object]) -> list[str]:
+    """Return --set options; the values as TOML writes them."""
+    settings = [
+        f"{section}.{key}={json.dumps(value)}"
+        for section, values in sections.items()
+        for key, value in values.items()
+    ]
+    return [word for setting in settings for word in ("--set", setting)]
+
+
+def test_pretrained_started_and_fused(texts: Texts, tmp_path: Path) -> None:
+    recipe, data = texts.folder / "recipe.toml", texts.folder / "data"
+    pretraining = options(model=XLM, pretrain={"valid_lines": 20})
+    said = succeed(
+        "unsup pretrain", recipe, "--data", data, "--out", tmp_path / "xlm", *pretraining
+    )
+    assert "masked perplexity" in said.err
+    plain = tmp_path / "plain"
+    changes = options(model=XLM)
+    train = ["unsup train", recipe, "--data", data, *changes]
+    said = succeed(*train, "--init", tmp_path / "xlm", "--out", plain)
+    assert "304 of 304 symbols are in its vocabulary" in said.err
+    fused = tmp_path / "fused"
+    fusion = options(fusion={"encoder": str(tmp_path / "xlm"), "drop_net": 0.5})
+    succeed(*train, *fusion, "--init", plain, "--out", fused)
+    before, after = (
+        [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        for run in (plain, fused)
+    )
+    best = max((own for own in before if "valid_value" in own), key=lambda own: own["valid_value"])
+    first = next(own for own in after if own["step"] == 0)
+    assert first["valid_value"] == best["valid_value"]  # the start computes what the plain one does
+    out = succeed("unsup translate", fused, "--to", "ab", stdin=b"qegor qemab\n\n").out
+    assert out.count(b"\n") == 2
+
+
+def test_pretrained_by_masked_spans(texts: Texts, tmp_path: Path) -> None:
+    recipe, data = texts.folder / "recipe.toml", texts.folder / "data"
+    mass = options(pretrain={"objective": "mass", "valid_lines": 20})
+    command = ["unsup pretrain", recipe, "--data", data, *mass]
+    assert "masked perplexity" in succeed(*command, "--out", tmp_path / "mass").err
+    train = ["unsup train", recipe, "--data", data, "--out", tmp_path / "run"]
+    said = succeed(*train, "--init", tmp_path / "mass", "--set", "train.max_steps=2")
+    assert f"warm start from {tmp_path / 'mass'}: loaded" in said.err
+    refused = fail(*command, "--out", tmp_path / "none", "--set", "pretrain.valid_lines=120")
+    assert "120 lines of 'ab', of which the last 120 (pretrain.valid_lines) are held out" in refused
+
+
+@pytest.mark.parametrize("kind", ["induced", "dictionary"])
+def test_words_begin_from_the_texts_or_from_a_dictionary(
+    texts: Texts, tmp_path: Path, kind: str
+) -> None:
+    (tmp_path / "words.tsv").write_text("baba\tqabab\nbadu\tqudab (n)\n\nbame bame\tx\n")
+    words: dict[str, object] = {"induced": True, "refinements": 1}
+    extra = options(words=words)
+    if kind == "dictionary":
+        file = f"{{path = '{tmp_path / 'words.tsv'}', language = 'ab'}}"
+        extra = ["--set", f"words.dictionaries=[{file}]"]
+    recipe, data = texts.folder / "recipe.toml", tmp_path / "data"
+    prepare = ["unsup prepare", recipe, "--out", data, *extra]
+    said = child(tmp_path / "log", *prepare)
+    assert "word by word from ab: " in said
+    assert "word by word from xy: " in said
+    if kind == "dictionary":
+        assert "2 pairs, left out 1 no pair, 1 several words" in said
+    assert "are complete" in child(tmp_path / "again", *prepare)
+    other = [*prepare, "--set", "words.swap_cost=0.5"]
+    assert "are complete" not in child(tmp_path / "other", *other)
+    train = ["unsup train", recipe, "--data", data, "--out", tmp_path / "run"]
+    said = succeed(*train, *options(objectives={"words": 1}), "--set", "train.log_every=1").err
+    assert "step 6" in said
+    logged = (tmp_path / "run/metrics.jsonl").read_text()
+    assert "words_nll" in logged
