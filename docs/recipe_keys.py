@@ -13,9 +13,10 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from backtranslation.config import BacktranslationRecipe, MonolingualData, NoiseConfig, StageConfig
-from bertfused.config import Corpus, DataConfig, Recipe
+from bertfused.config import Corpus, DataConfig, Recipe, TextConfig
 from docnmt.config import DocumentRecipe
 from docnmt.documents import Columns
+from unsup.config import DictionaryFile, UnsupervisedData, UnsupervisedRecipe
 
 BEGIN, END = "<!-- begin recipe keys -->", "<!-- end recipe keys -->"
 BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
@@ -120,9 +121,23 @@ def chain_tables() -> str:
     return "\n\n".join([*parts, "Noise:", table(NoiseConfig)])
 
 
+def unsupervised_tables() -> str:
+    """Return the tables of what only unsupervised training has."""
+    parts = ["### [data]", table(UnsupervisedData, TextConfig)]
+    for name, field in UnsupervisedRecipe.model_fields.items():
+        if name in Recipe.model_fields:
+            continue
+        for model in sections(field.annotation):
+            parts += [f"### [{name}]", table(model)]
+        if name == "words":
+            parts += ["A dictionary:", table(DictionaryFile)]
+    return "\n\n".join(parts)
+
+
 PAGES: dict[Path, Callable[[], str]] = {
     Path(__file__).with_name("training.md"): tables,
     Path(__file__).with_name("backtranslation.md"): chain_tables,
+    Path(__file__).with_name("unsupervised.md"): unsupervised_tables,
 }
 
 

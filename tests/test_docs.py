@@ -20,10 +20,12 @@ import typer
 from backtranslation.cli import app as backtranslation_app
 from backtranslation.config import BacktranslationRecipe
 from bertfused.cli import app as bertfused_app
-from bertfused.config import Recipe, check_recipe, load_recipe
+from bertfused.config import AnyRecipe, Recipe, check_recipe, load_recipe
 from bertfused.errors import UserError
 from docnmt.cli import app as docnmt_app
 from docnmt.config import DocumentRecipe
+from unsup.cli import app as unsup_app
+from unsup.config import UnsupervisedRecipe
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -32,6 +34,7 @@ APPS = {
     "bertfused": bertfused_app,
     "docnmt": docnmt_app,
     "backtranslation": backtranslation_app,
+    "unsup": unsup_app,
 }
 # What every recipe must have; the rest of a recipe in a page is checked on top of it.
 LEAST = {
@@ -66,9 +69,11 @@ def prose(page: Path) -> str:
     return FENCE.sub("", page.read_text(encoding="utf-8"))
 
 
-def schema_of(values: dict[str, Any]) -> type[Recipe]:
+def schema_of(values: dict[str, Any]) -> type[AnyRecipe]:
     if "documents" in values:
         return DocumentRecipe
+    if "objectives" in values:
+        return UnsupervisedRecipe
     return BacktranslationRecipe if "mono" in dict(values["data"]) else Recipe
 
 
@@ -150,7 +155,8 @@ def test_toml_blocks_fit_the_schema(page: Path) -> None:
     for block in blocks(page):
         if block.language == "toml":
             values = tomllib.loads(block.text)
-            check_recipe(LEAST | values, schema_of(LEAST | values), page.name)
+            least = LEAST | values
+            check_recipe(least, schema_of(least), page.name)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -159,7 +165,7 @@ def test_keys_named_in_the_text_exist(page: Path) -> None:
         for section, key in re.findall(rf"\b({SECTIONS})\.([a-z_]+)\b", code):
             models = [
                 model
-                for recipe in (DocumentRecipe, BacktranslationRecipe)
+                for recipe in (DocumentRecipe, BacktranslationRecipe, UnsupervisedRecipe)
                 if section in recipe.model_fields
                 for model in importlib_recipe_keys().sections(
                     recipe.model_fields[section].annotation
@@ -196,8 +202,8 @@ def test_table_of_keys_is_that_of_the_schema() -> None:
 
 
 def test_every_key_has_a_description() -> None:
-    recipes = DocumentRecipe.model_fields | BacktranslationRecipe.model_fields
-    for name, field in recipes.items():
+    recipes = (DocumentRecipe, BacktranslationRecipe, UnsupervisedRecipe)
+    for name, field in (own for recipe in recipes for own in recipe.model_fields.items()):
         for model in importlib_recipe_keys().sections(field.annotation):
             for key, own in model.model_fields.items():
                 assert own.description, f"{name}.{key}"
@@ -244,9 +250,16 @@ def test_commands_are_valid(name: str, script: str, tmp_path: Path) -> None:
         'data = {source = "en", target = "de", train = [{source = "a", target = "b"}], '
         'dev = {source = "a", target = "b"}}\n[train]\nmax_steps = 1\n[fusion]\n'
     )
+    texts = tmp_path / "texts.toml"
+    texts.write_text(
+        'data = {source = "en", target = "de", mono = {en = ["a"], de = ["b"]}}\n'
+        "[train]\nmax_steps = 1\n"
+    )
     for call in command_lines(script):
         overrides = parse(call)
-        if call[:2] != ["backtranslation", "train"]:
+        if call[0] == "unsup":
+            load_recipe(texts, UnsupervisedRecipe, overrides)
+        elif call[:2] != ["backtranslation", "train"]:
             load_recipe(recipe, DocumentRecipe if call[0] == "docnmt" else Recipe, overrides)
 
 
@@ -294,13 +307,17 @@ def options_of(app: typer.Typer) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "name", ["README", "training", "translating", "docnmt", "documents", "backtranslation"]
+    "name",
+    [
+        *("README", "training", "translating", "docnmt", "documents"),
+        *("backtranslation", "unsupervised"),
+    ],
 )
 def test_options_named_in_the_text_exist(name: str) -> None:
     (page,) = (page for page in PAGES if page.stem == name)
     known = {"--help"}.union(*map(options_of, APPS.values()))
     for code in INLINE.findall(prose(page)):
-        if re.match(r"--|bertfused |docnmt |backtranslation ", code):
+        if re.match(r"--|bertfused |docnmt |backtranslation |unsup ", code):
             assert set(re.findall(r"--[a-z][a-z-]*", code)) <= known, code
 
 
@@ -381,14 +398,14 @@ def test_quick_start_runs(quick_start: tuple[Path, str]) -> None:
     "name",
     [
         *("bert_fused", "training", "translating", "interop"),
-        *("docnmt", "context_aware", "backtranslation"),
+        *("docnmt", "context_aware", "backtranslation", "unsupervised"),
     ],
 )
 def test_pages_run(name: str, quick_start: tuple[Path, str], tmp_path: Path) -> None:
     if name == "interop":
         pytest.importorskip("ctranslate2", reason="needs the extra 'ctranslate2'")
     folder = tmp_path / "page"
-    if name in ("docnmt", "context_aware", "backtranslation"):
+    if name in ("docnmt", "context_aware", "backtranslation", "unsupervised"):
         folder.mkdir()
     else:
         shutil.copytree(quick_start[0], folder)
