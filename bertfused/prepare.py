@@ -165,7 +165,9 @@ def prepare(
         UserError: If the input is wrong, too much of it is unknown, ``out`` holds other data, or
             another process is making it.
     """
-    wordpieces = None if recipe.fusion is None else _load_wordpieces(recipe.fusion)
+    wordpieces = None
+    if recipe.fusion is not None:
+        wordpieces = _load_wordpieces(recipe.fusion, recipe.data.source)
     tokenizers = _reused_tokenizers(recipe)
     planned = _plan(recipe, tokenizers, wordpieces, documents)
     make_folder(out)
@@ -260,10 +262,10 @@ def _splits(data: TextConfig) -> list[_Split]:
     return [_Split(name, files[name], corpora) for name, corpora in data.splits.items()]
 
 
-def _load_wordpieces(fusion: FusionConfig) -> BertTokenizer:
+def _load_wordpieces(fusion: FusionConfig, language: str) -> BertTokenizer:
     from bertfused.pretrained import load_wordpieces  # heavy, and not needed without fusion
 
-    return load_wordpieces(fusion.encoder, fusion.max_wordpieces)
+    return load_wordpieces(fusion.encoder, fusion.max_wordpieces, language)
 
 
 def _reused_tokenizers(recipe: DataRecipe) -> tuple[Tokenizer, Tokenizer] | None:

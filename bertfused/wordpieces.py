@@ -153,10 +153,16 @@ class OwnWordpieces(_OurSubwords):
             card = json.loads((folder / CARD).read_text(encoding="utf-8"))
             is_fused, self._source = card["fusion"] is not None, card["source"]
             limit = int(card["model"]["max_positions"])
+            languages = card.get("languages", ())
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{folder / CARD} is damaged") from error
         if is_fused:
             raise UserError(f"{folder} is a fused model; only a plain one can stand in for BERT")
+        if languages:
+            raise UserError(
+                f"{folder} is a model of several directions; only one of one direction can stand "
+                "in for BERT"
+            )
         self._tokenizer = load_tokenizer(folder, self._source)
         end = [Vocabulary.eos]
         super().__init__(

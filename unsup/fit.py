@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bertfused.checkpoint import WarmStart
+from bertfused.checkpoint import WarmStart, preserve_function
 from bertfused.config import AnyRecipe
 from bertfused.data import DataFolder
 from bertfused.errors import UserError
@@ -110,7 +110,11 @@ def _start(
     """Start from a RUN, or from an XLM if ``init`` names none."""
     if own_model_folder(str(init)) is not None:
         return start_from_run(model, init, recipe, data)
-    return start_from_xlm(model, str(init), tokenizer.vocabulary.symbols, recipe.data.languages)
+    symbols = tokenizer.vocabulary.symbols
+    start = start_from_xlm(model, str(init), symbols, recipe.data.languages)
+    if recipe.fusion is not None and recipe.fusion.start == "function-preserving":
+        preserve_function(model, start.fresh)
+    return start
 
 
 def averaged(model: FusedTransformer, trainer: Trainer) -> FusedTransformer:

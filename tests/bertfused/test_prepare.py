@@ -86,7 +86,7 @@ class FakeWordpieces:
 @pytest.fixture
 def fake_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "bertfused.pretrained.load_wordpieces", lambda name, max_length: FakeWordpieces()
+        "bertfused.pretrained.load_wordpieces", lambda *arguments: FakeWordpieces()
     )
 
 
