@@ -36,25 +36,25 @@ RECIPE: dict[str, Any] = {
         "dev": {"source": "dev.en", "target": "dev.xx"},
         "test": [{"name": "test", "source": "test.en", "target": "test.xx"}],
     },
-    "subwords": {"size": 8000},
+    "subwords": {"kind": "words", "size": 12_000},
     "model": {
         "encoder_layers": 2,
         "decoder_layers": 2,
         "model_dim": 128,
         "ffn_dim": 256,
         "heads": 4,
-        "dropout": 0.1,
+        "dropout": 0.0,
         "norm": "pre",
     },
-    "optim": {"lr": 2e-3, "warmup_steps": 200, "ema": 0.995},
+    "optim": {"lr": 4e-3, "warmup_steps": 300, "ema": 0.995},
     "words": {"induced": True, "refinements": 1},
     "objectives": {
-        "words": "0:1,400:1,500:0",
-        "denoising": "0:1,400:1,700:0",
-        "backtranslation": "0:0,400:0,401:1",
+        "words": "0:1,800:1,1000:0",
+        "denoising": "0:1,400:1,401:0",
+        "backtranslation": "0:0,800:0,801:1",
         "teacher": "average",
     },
-    "train": {"batch_tokens": 1000, "validate_every": 200, "log_every": 50},
+    "train": {"batch_tokens": 500, "validate_every": 400, "log_every": 50},
     "validation": {"lines": 200},
 }
 
@@ -160,7 +160,7 @@ def main() -> None:
     folder, minutes, changes = args.out, args.minutes, {}
     if args.quick:
         minutes = 0.05
-        changes = {"subwords": {"size": 2000}, "train": {"validate_every": 3, "max_steps": 6}}
+        changes = {"train": {"validate_every": 3, "max_steps": 6}}
     write_texts(folder, 400 if args.quick else 14_500, 20 if args.quick else 10**9)
     results = learn(folder, minutes, **changes)
     stopped = copies(folder, minutes, **changes)

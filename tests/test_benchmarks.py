@@ -151,3 +151,29 @@ def test_backtranslation_ro_en_and_scaling(tmp_path: Path, shared_data: SharedDa
     printed = run("backtranslation_scaling.py", "--quick", *chain, "--out", tmp_path / "scaling")
     assert rows(printed) == ["synthetic", "---", "0x", "1x"]
     assert (tmp_path / "scaling" / "backtranslation_scaling.png").exists()
+
+
+def test_unsup_sanity(tmp_path: Path, shared_data: SharedData) -> None:
+    pytest.importorskip("sacremoses")
+    shared_data("data/multi30k")
+    printed = run("unsup_sanity.py", "--quick", "--out", tmp_path)
+    assert rows(printed) == ["direction", "---", "en-xx", "xx-en"]
+    assert "Denoising alone: " in printed
+
+
+@pytest.mark.slow
+def test_unsup_en_fr(tmp_path: Path, shared_data: SharedData) -> None:
+    pytest.importorskip("sacremoses")
+    pytest.importorskip("matplotlib")
+    for name in ("data/multi30k", "data/freedict", "models/me5-small-pruned"):
+        shared_data(name)
+    printed = run("unsup_en_fr.py", "--quick", "--out", tmp_path)
+    systems = ["word by word", "bt", "words only", "fused", "control"]
+    floors = ["dictionary, first word", "dictionary, word by word", "and words near in me5"]
+    assert rows(printed) == [
+        *("system", "---"),
+        *(f"strict: {name}" for name in systems),
+        *(f"resources: {name}" for name in (*floors, *systems[1:])),
+        "supervised, 14,500 pairs",
+    ]
+    assert run("unsup_en_fr.py", "--quick", "--out", tmp_path) == printed

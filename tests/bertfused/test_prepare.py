@@ -85,9 +85,7 @@ class FakeWordpieces:
 
 @pytest.fixture
 def fake_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "bertfused.pretrained.load_wordpieces", lambda *arguments: FakeWordpieces()
-    )
+    monkeypatch.setattr("bertfused.pretrained.load_wordpieces", lambda *arguments: FakeWordpieces())
 
 
 def texts(folder: DataFolder, split: str) -> list[Pair]:
