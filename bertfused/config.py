@@ -71,7 +71,7 @@ class TextConfig(Section):
 
     @property
     def splits(self) -> dict[str, tuple[Corpus, ...]]:
-        """The corpora of pairs by the name of their split: train, dev, and the test sets."""
+        """The corpora of pairs by the name of their split; here the test sets."""
         return {str(corpus.name): (corpus,) for corpus in self.test}
 
     @property
@@ -91,6 +91,14 @@ class TextConfig(Section):
                 raise ValueError(f"name {name!r} of a test set is to be part of file names")
         return self
 
+    @model_validator(mode="after")
+    def _only_training_corpora_are_weighed(self) -> "TextConfig":
+        for name, corpora in self.splits.items():
+            for corpus in corpora if name != "train" else ():
+                if corpus.weight != 1 or corpus.tag is not None:
+                    raise ValueError("only corpora of data.train have a weight or a tag")
+        return self
+
 
 class DataConfig(TextConfig):
     """The text, [data] in a recipe of one direction."""
@@ -102,13 +110,6 @@ class DataConfig(TextConfig):
     def splits(self) -> dict[str, tuple[Corpus, ...]]:
         """The corpora by the name of their split: train, dev, and the test sets."""
         return {"train": self.train, "dev": (self.dev,), **super().splits}
-
-    @model_validator(mode="after")
-    def _only_training_corpora_are_weighed(self) -> "DataConfig":
-        for corpus in (self.dev, *self.test):
-            if corpus.weight != 1 or corpus.tag is not None:
-                raise ValueError("only corpora of data.train have a weight or a tag")
-        return self
 
 
 class SubwordsConfig(Section):

@@ -1,5 +1,6 @@
 """Train a model from a recipe: what is built, what happens at intervals, what is left behind."""
 
+import hashlib
 import json
 import logging
 import math
@@ -604,10 +605,9 @@ def _card(recipe: AnyRecipe, data: DataFolder, encoder: PretrainedEncoder | None
 
 def _facts(data: DataFolder, init: Path | None) -> dict[str, Any]:
     """Collect what a run's numbers depend on besides its recipe."""
-    report = data.path / "data.toml"
     return {
         "data": str(data.path.resolve()),
-        "data_sha256": sha256_file(report) if report.exists() else None,
+        "data_sha256": _data_sha256(data),
         "init": None if init is None else str(init.resolve()),
         "init_sha256": None if init is None else _weights_sha256(init),
         "code": {"version": __version__, "commit": _commit()},
@@ -615,6 +615,14 @@ def _facts(data: DataFolder, init: Path | None) -> dict[str, Any]:
         "python": platform.python_version(),
         "command": sys.argv[1:],
     }
+
+
+def _data_sha256(data: DataFolder) -> str | None:
+    """Return the hash of what a DATA folder says it was made from, parts of a mode included."""
+    hashes = [sha256_file(path) for path in sorted(data.path.glob("*.toml"))]
+    if len(hashes) < 2:
+        return hashes[0] if hashes else None
+    return hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 
 def _weights_sha256(init: Path) -> str | None:

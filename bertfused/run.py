@@ -265,18 +265,18 @@ def processes() -> Iterator[tuple[bool, torch.device | None]]:
 
 @contextmanager
 def log_to(path: Path | None) -> Iterator[None]:
-    """Copy the package's log to a file as well."""
+    """Copy the log to a file as well."""
     if path is None:
         yield
         return
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
-    package = logging.getLogger(__name__.partition(".")[0])
-    package.addHandler(handler)
+    root = logging.getLogger()  # of all packages: modes have their own
+    root.addHandler(handler)
     try:
         yield
     finally:
-        package.removeHandler(handler)
+        root.removeHandler(handler)
         handler.close()
 
 

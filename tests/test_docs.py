@@ -124,12 +124,17 @@ def test_every_page_is_linked_from_the_readme() -> None:
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
 def test_recipes_load(path: Path) -> None:
     schema = schema_of(tomllib.loads(path.read_text(encoding="utf-8")))
-    modes = {"docnmt": DocumentRecipe, "backtranslation": BacktranslationRecipe}
+    modes = {
+        "docnmt": DocumentRecipe,
+        "backtranslation": BacktranslationRecipe,
+        "unsup": UnsupervisedRecipe,
+    }
     assert schema is modes.get(path.parts[-3], Recipe)
     recipe = load_recipe(path, schema)
     assert (recipe.fusion is None) == path.stem.startswith("suites")
     assert load_recipe(path, schema, ["fusion=none"]).fusion is None
-    assert recipe.data.dev.source.parent.is_relative_to(path.parent)
+    (dev,) = recipe.data.splits["dev"]
+    assert dev.source.parent.is_relative_to(path.parent)
 
 
 def test_recipes_of_the_paper_have_its_settings() -> None:

@@ -147,11 +147,11 @@ class WordsConfig(Section):
     swap_cost: float = Field(
         1.5, ge=0, description="Nats for each pair of words that change places."
     )
-    insert_cost: float | None = Field(
-        1.0, ge=0, description="Nats for a frequent word put in between two others; off if none."
+    insert_cost: float = Field(
+        1.0, ge=0, description="Nats for a frequent word put in between two others; 100 is never."
     )
-    omit_cost: float | None = Field(
-        6.0, ge=0, description="Nats for a frequent word that is left out; off if none."
+    omit_cost: float = Field(
+        6.0, ge=0, description="Nats for a frequent word that is left out; 100 is never."
     )
     reach: int = Field(1, ge=0, description="Places that a word may move ahead.")
     seed: int = Field(1, ge=0, description="Of the matching, if induced.")
@@ -199,8 +199,10 @@ class ObjectivesConfig(Section):
 
     @model_validator(mode="after")
     def _some_counts(self) -> "ObjectivesConfig":
-        if not any(weight for name in OBJECTIVES for _, weight in points(getattr(self, name))):
-            raise ValueError("all objectives have weight 0")
+        corners = {step for name in OBJECTIVES for step, _ in points(getattr(self, name))}
+        for step in sorted({1} | {max(step, 1) for step in corners}):
+            if not any(self.weight(name, step) for name in OBJECTIVES):
+                raise ValueError(f"all objectives have weight 0 at step {step}")
         return self
 
     def weight(self, objective: Objective, step: int) -> float:
@@ -239,17 +241,19 @@ class ValidationConfig(Section):
         description="What the best model is best in: BLEU of lines translated there and back, "
         "which needs no pairs, or BLEU on the pairs of data.dev.",
     )
-    max_copied: float | None = Field(
+    max_copied: float = Field(
         0.8,
         gt=0,
         le=1,
-        description="Training stops once more of the words of the source stand in translations.",
+        description="Training stops once more of the source's words stand in translations; 1 is "
+        "never.",
     )
-    max_wrong: float | None = Field(
+    max_wrong: float = Field(
         0.8,
         gt=0,
         le=1,
-        description="Training stops once more of the translations look like the source's language.",
+        description="Training stops once more of the translations look like the source's "
+        "language; 1 is never.",
     )
     guard_from: int = Field(
         2000, ge=0, description="Step from which these two bounds count: a model begins by copying."

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bertfused.checkpoint import WarmStart, preserve_function
+from bertfused.checkpoint import WarmStart, load_card, model_folder, preserve_function
 from bertfused.config import AnyRecipe
 from bertfused.data import DataFolder
 from bertfused.errors import UserError
@@ -42,6 +42,13 @@ def set_up(recipe: AnyRecipe, data: DataFolder, init: Path | None, device: torch
     """
     assert isinstance(recipe, UnsupervisedRecipe)
     languages, tokenizer = recipe.data.languages, _shared_tokenizer(data)
+    if languages != data.languages:
+        raise UserError(
+            f"{data.path} is of {' and '.join(data.languages)}, in this order, but the recipe of "
+            f"{' and '.join(languages)}"
+        )
+    if recipe.validation.select == "bleu" and "dev" not in data.splits:
+        raise UserError(f"validation.select is 'bleu', but {data.path} has no data.dev")
     model, encoder, card = build_network(recipe, data, languages)
     start = None if init is None else _start(model, init, recipe, data, tokenizer)
     fusion = recipe.fusion
@@ -63,7 +70,7 @@ def set_up(recipe: AnyRecipe, data: DataFolder, init: Path | None, device: torch
     )
     stores = data.mono(languages[0]), data.mono(languages[1])
     words = word_translations(data) if _uses(recipe, "words") else None
-    examples = Sentences(stores, words, recipe.objectives)
+    examples = Sentences(stores, words, recipe.objectives, recipe.noise.mass)
     _warn_of_small_batches(recipe, examples)
     lines = recipe.validation.lines
     validator = RoundTrip(
@@ -73,7 +80,7 @@ def set_up(recipe: AnyRecipe, data: DataFolder, init: Path | None, device: torch
         LanguageIdentity(stores, tokenizer),
         (_sample(stores[0], tokenizer, lines), _sample(stores[1], tokenizer, lines)),
         _dev_lines(data),
-        recipe.generate,
+        recipe.generate.model_copy(update={"sampling": None}),
     )
     return Setup(recipe, trainer, card, start, examples, validator, steps)
 
@@ -95,8 +102,10 @@ def set_up_mass(
     )
     return replace(
         setup,
-        train=Sentences(training, None, objectives),
-        validator=HeldOutText(setup.trainer, {"both": Sentences(valid, None, objectives)}),
+        train=Sentences(training, None, objectives, recipe.noise.mass),
+        validator=HeldOutText(
+            setup.trainer, {"both": Sentences(valid, None, objectives, recipe.noise.mass)}
+        ),
     )
 
 
@@ -108,10 +117,19 @@ def _start(
     tokenizer: Tokenizer,
 ) -> WarmStart:
     """Start from a RUN, or from an XLM if ``init`` names none."""
+    languages = recipe.data.languages
     if own_model_folder(str(init)) is not None:
+        card = load_card(model_folder(init))
+        if card.languages != languages:
+            raise UserError(
+                f"cannot start from {init}, which translates {card.directions}; this model "
+                f"translates between {' and '.join(languages)}, in this order"
+            )
         return start_from_run(model, init, recipe, data)
+    if not init.exists() and init.is_absolute():
+        raise UserError(f"cannot start from {init}: there is no such folder")
     symbols = tokenizer.vocabulary.symbols
-    start = start_from_xlm(model, str(init), symbols, recipe.data.languages)
+    start = start_from_xlm(model, str(init), symbols, languages)
     if recipe.fusion is not None and recipe.fusion.start == "function-preserving":
         preserve_function(model, start.fresh)
     return start
@@ -119,7 +137,7 @@ def _start(
 
 def averaged(model: FusedTransformer, trainer: Trainer) -> FusedTransformer:
     """Return a model whose weights are the averages that a trainer keeps, at any time."""
-    teacher = copy.deepcopy(model).requires_grad_(False)
+    teacher = copy.deepcopy(model)  # autocast keeps the casts of weights that require gradients
     assert trainer.average is not None
     for name, parameter in teacher.named_parameters():
         parameter.data = trainer.average[name]

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int
 
+from bertfused.errors import UserError
 from unsup.lexicon import (
     Lexicon,
     Matrix,
@@ -60,6 +61,8 @@ def describe_words(
     counts = Counter(word for sentence in sentences for word in sentence)
     frequent = sorted(counts, key=lambda word: (-counts[word], word))[:max_words]
     words = tuple(word for word in frequent if counts[word] >= min_count)
+    if not words:
+        raise UserError(f"no word stands {min_count} times in a text: too little to match words by")
     index = {word: place for place, word in enumerate(words)}
     ids = [
         np.array([index.get(word, -1) for word in sentence], dtype=int) for sentence in sentences
@@ -67,7 +70,8 @@ def describe_words(
     information = _mutual_information(_cooccurrences(ids, len(words), window))
     values, directions = np.linalg.eigh(information @ information.T)
     values, directions = values[::-1][:dim], directions[:, ::-1][:, :dim]
-    vectors = unit_length(directions * np.maximum(values, 0.0) ** 0.25)
+    vectors = np.zeros((len(words), dim))
+    vectors[:, : len(values)] = unit_length(directions * np.maximum(values, 0.0) ** 0.25)
     frequencies = np.array([counts[word] for word in words]) / counts.total()
     return TextWords(
         words,

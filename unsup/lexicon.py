@@ -41,8 +41,10 @@ class Lexicon:
         return self.entries.get(word) or (Candidate(word, 0.0),)
 
     def copied(self, words: Iterable[str]) -> Counter[str]:
-        """Count the words that have no translation."""
-        return Counter(word for word in words if word not in self.entries)
+        """Count the words that have no translation but themselves, or to be left out."""
+        return Counter(
+            word for word in words if {own.word for own in self.candidates(word)} <= {word, ""}
+        )
 
 
 @dataclass(frozen=True)
@@ -189,10 +191,10 @@ def encode_words(
             mask[row, : len(row_ids)] = True
         with torch.no_grad():
             states = encoder(ids, mask)
-        found += [
-            states[row, begin : len(row_ids) - 1].mean(0).numpy()
-            for row, row_ids in enumerate(batch)
-        ]
+        for row, row_ids in enumerate(batch):
+            own = states[row, begin : len(row_ids) - 1]
+            nothing = states.new_zeros(states.shape[2])  # of a word that the tokenizer drops
+            found.append((own.mean(0) if len(own) else nothing).numpy())
     vectors = np.stack(found)
     return WordVectors(ordered, unit_length(vectors - vectors.mean(0)))
 
@@ -263,8 +265,9 @@ def from_vectors(
 def with_omission(
     lexicon: Lexicon, source_counts: Counter[str], *, num_words: int = 30, log_prob: float = -6.0
 ) -> Lexicon:
-    """Let the most frequent words of the source text have no translation."""
-    frequent = nlargest(num_words, sorted(source_counts), key=source_counts.__getitem__)
+    """Let the most frequent words of the source text, no punctuation, have no translation."""
+    words = [word for word in sorted(source_counts) if has_letter(word)]
+    frequent = nlargest(num_words, words, key=source_counts.__getitem__)
     left_out = Candidate("", log_prob)
     entries = {word: (*lexicon.candidates(word), left_out) for word in frequent}
     return Lexicon({**lexicon.entries, **entries})

@@ -16,13 +16,17 @@ class WordNoise:
     A sentence is ids that end in EOS; EOS stays where it is. The three steps, in this order, are
     those of "Unsupervised Machine Translation Using Monolingual Corpora Only" (Lample et al.,
     2018, section 2.3): word i goes to the rank of i + U(0, shuffle) among all; each is dropped
-    with probability ``drop``, though one stays; each piece of a word that is left becomes MASK
-    with probability ``blank``, all or none of a word.
+    with probability ``drop``, though one stays; all pieces of a word that is left become MASK with
+    probability ``blank``.
     """
 
     def __init__(self, tokenizer: Tokenizer, config: NoiseConfig) -> None:
         self.config = config
-        self.mask = tokenizer.vocabulary.tags[MASK]
+        vocabulary = tokenizer.vocabulary
+        self.mask = vocabulary.tags[MASK]
+        ordinary = {*range(Vocabulary.unk + 1, len(vocabulary))} - {*vocabulary.tags.values()}
+        #: The symbols that text has.
+        self.symbols = np.array(sorted(ordinary))
         self._begins, self._goes_on = word_ends(tokenizer)
 
     def words(self, ids: Ids) -> NDArray[np.int64]:
@@ -48,9 +52,14 @@ class WordNoise:
 
     def span(self, length: int, random: np.random.Generator) -> slice:
         """Choose the span that MASS masks in a sentence of so many ids (Song et al., 2019)."""
-        size = max(1, round(self.config.mass * length))
+        size = span_size(length, self.config.mass)
         start = int(random.integers(length - size + 1))
         return slice(start, start + size)
+
+
+def span_size(length: int, share: float) -> int:
+    """Return how many ids of a sentence MASS masks."""
+    return max(1, round(share * length))
 
 
 def word_ends(tokenizer: Tokenizer) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:

@@ -7,8 +7,8 @@
     backtranslation  translation(x)      -> x    by the model itself, in this very step
     mass             x without a span    -> that span
 
-An update takes micro-batches of every objective that has a weight at its step; in each there are
-sentences of both languages.
+An update takes micro-batches of every objective that has a weight at its step, of sentences of
+both languages by their length.
 Lample et al. (2018), "Unsupervised Machine Translation Using Monolingual Corpora Only", sections
 2.3 and 2.4; Lample & Conneau (2019); Song et al. (2019), "MASS".
 """
@@ -33,9 +33,8 @@ from bertfused.store import IdStore
 from bertfused.subwords import Tokenizer
 from bertfused.training import LossModule, Place, Step, TranslationLoss, autocast
 from bertfused.translate import Translator
-from bertfused.vocab import Vocabulary
 from unsup.config import OBJECTIVES, Objective, ObjectivesConfig
-from unsup.noise import Ids, WordNoise
+from unsup.noise import Ids, WordNoise, span_size
 
 Numbers = NDArray[np.int64]
 
@@ -47,6 +46,7 @@ class Sentences:
         stores: The sentences of each language.
         words: Of each, their word-by-word translations into the other language, if there are any.
         objectives: What is made of them when.
+        mass: Share of a sentence that MASS masks.
     """
 
     def __init__(
@@ -54,7 +54,9 @@ class Sentences:
         stores: tuple[IdStore, IdStore],
         words: tuple[IdStore, IdStore] | None,
         objectives: ObjectivesConfig,
+        mass: float = 0.5,
     ) -> None:
+        self._mass = mass
         self.stores, self._words, self.objectives = stores, words, objectives
         self._sizes = np.concatenate([stores[0].sizes, stores[1].sizes])
         self.lengths: Sequence[NDArray[np.integer[Any]]] = [np.tile(self._sizes, len(OBJECTIVES))]
@@ -87,6 +89,14 @@ class Sentences:
         place, _ = divmod(int(numbers[0]), len(self._sizes))
         return OBJECTIVES[place], numbers - place * len(self._sizes)
 
+    def target_tokens(self, numbers: Numbers) -> int:
+        """Count the tokens that are to be predicted."""
+        objective, _ = self.locate(numbers)
+        lengths = self.lengths[0][numbers].tolist()
+        if objective == "mass":
+            return sum(span_size(length - 1, self._mass) for length in lengths)
+        return sum(lengths)
+
     def languages(self, rows: Numbers) -> list[int]:
         """Return the language of each sentence."""
         return [int(row >= len(self.stores[0])) for row in rows.tolist()]
@@ -116,7 +126,8 @@ def steps(
     """Yield updates for ever: ``accumulate`` micro-batches of each objective that counts.
 
     Every objective goes through the sentences in an order of its own, a function of seed and
-    epoch. The position of a place is the number of updates, its epoch how often all was seen.
+    epoch. The position of a place is the number of updates; its epoch is that of an objective
+    that counts all the time.
     """
     streams: dict[Objective, _Stream] = {}
     step = start.position
@@ -128,7 +139,7 @@ def steps(
         numbers = range(step * accumulate, (step + 1) * accumulate)
         micro = [streams[objective][number] for objective in objectives for number in numbers]
         step += 1
-        tokens = sum(int(dataset.lengths[0][examples].sum()) for examples in micro)
+        tokens = sum(map(dataset.target_tokens, micro))
         epoch = step * accumulate // len(streams[objectives[0]])
         yield Step(micro, tokens, Place(epoch, step))
 
@@ -318,7 +329,7 @@ class UnsupervisedLoss(LossModule):
         for ids, span in zip(sentences, spans, strict=True):
             source = ids.astype(np.int64)
             draw = random.random(span.stop - span.start)
-            other = random.integers(Vocabulary.unk + 1, mask, len(draw))
+            other = random.choice(self.noise.symbols, len(draw))
             source[span] = np.where(draw < 0.8, mask, np.where(draw < 0.9, other, source[span]))
             sources.append(source)
         batch = self._pairs(sources, sentences, languages, languages)

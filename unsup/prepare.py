@@ -100,8 +100,14 @@ def word_translations(data: DataFolder) -> tuple[IdStore, IdStore]:
     first, second = data.languages
     if not (data.path / _REPORT).exists():
         raise UserError(
-            f"objectives.words needs word-by-word translations, but {data.path} was prepared "
-            "without a [words] section"
+            f"objectives.words needs word-by-word translations, but {data.path} has none; prepare "
+            "it with a [words] section"
+        )
+    made = load_recipe(data.path / _REPORT, WordsReport)
+    if made.files[REPORT] != sha256_file(data.path / REPORT):
+        raise UserError(
+            f"the word-by-word translations of {data.path} are of other data than are there; "
+            "prepare it with its [words] section again"
         )
     found = []
     for source, target in ((first, second), (second, first)):
@@ -168,11 +174,10 @@ def make_lexicons(
     lexicons = _induced(config, languages, texts) if config.induced else None
     if lexicons is None:
         lexicons = _known(config, languages, counts)
-    if config.omit_cost is not None:
-        lexicons = {
-            language: with_omission(lexicon, counts[language], log_prob=-config.omit_cost)
-            for language, lexicon in lexicons.items()
-        }
+    lexicons = {
+        language: with_omission(lexicon, counts[language], log_prob=-config.omit_cost)
+        for language, lexicon in lexicons.items()
+    }
     first, second = languages
     for _ in range(config.refinements):
         _logger.info("weighing the translations of words anew")
@@ -226,7 +231,9 @@ def _from_dictionaries(
     for file in config.dictionaries:
         read = read_dictionary(file.path, is_reversed=file.language != source)
         left_out = ", ".join(f"{count:,} {reason}" for reason, count in read.left_out.items())
-        _logger.info("%s: %s pairs, left out %s", file.path, f"{len(read.pairs):,}", left_out)
+        note = f", left out {left_out}" if left_out else ""
+        if source == file.language:  # each is read for both directions
+            _logger.info("%s: %s pairs%s", file.path, f"{len(read.pairs):,}", note)
         dictionary |= read
     return from_dictionary(dictionary, source_counts, target_counts)
 
@@ -252,7 +259,7 @@ def _weights(config: WordsConfig) -> dict[str, Any]:
 
 def _plan(config: WordsConfig, data: DataFolder) -> WordsReport:
     files = {str(file.path): sha256_file(file.path) for file in config.dictionaries}
-    files["data.toml"] = sha256_file(data.path / REPORT)
+    files[REPORT] = sha256_file(data.path / REPORT)
     words = config.model_dump(mode="json", exclude_none=True)
     return WordsReport(words=words, files=files)
 

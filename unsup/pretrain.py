@@ -228,10 +228,11 @@ class HeldOutText:
             nlls[language] = float(loss.nll) / loss.tokens
         mean = sum(nlls.values()) / len(nlls)
         perplexities = {language: math.exp(min(nll, 50)) for language, nll in nlls.items()}
-        values: dict[str, float | str] = {"valid_nll": mean, "valid_perplexity": math.exp(mean)}
+        perplexity = math.exp(min(mean, 50))
+        values: dict[str, float | str] = {"valid_nll": mean, "valid_perplexity": perplexity}
         values |= {f"valid_perplexity_{name}": value for name, value in perplexities.items()}
         each = ", ".join(f"{name} {value:.2f}" for name, value in perplexities.items())
-        return Validation(-mean, f"masked perplexity {math.exp(mean):.2f} ({each})", values)
+        return Validation(-mean, f"masked perplexity {perplexity:.2f} ({each})", values)
 
 
 def set_up(recipe: AnyRecipe, data: DataFolder, init: Path | None, device: torch.device) -> Setup:

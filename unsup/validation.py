@@ -10,11 +10,13 @@ from numpy.typing import NDArray
 
 from bertfused.config import SearchConfig
 from bertfused.fit import Validation
-from bertfused.metrics import bleu
+from bertfused.metrics import Score, bleu
 from bertfused.store import IdStore
 from bertfused.subwords import Tokenizer
 from bertfused.translate import SourceLine, Translator
 from unsup.config import ValidationConfig
+
+_CHUNK = 10_000  # sentences counted at a time
 
 
 def words_of(line: str) -> list[str]:
@@ -75,8 +77,9 @@ class LanguageIdentity:
 
 def _counts(store: IdStore, size: int) -> NDArray[np.float64]:
     counts = np.zeros(size)
-    for i in range(len(store)):
-        counts += np.bincount(store[i], minlength=size)
+    for start in range(0, len(store), _CHUNK):
+        rows = range(start, min(start + _CHUNK, len(store)))
+        counts += np.bincount(np.concatenate([store[row] for row in rows]), minlength=size)
     return counts
 
 
@@ -89,7 +92,7 @@ class _Direction:
     copied: float
     same: float
     wrong: float
-    bleu: float | None
+    bleu: Score | None
 
     @property
     def values(self) -> dict[str, float | str]:
@@ -98,9 +101,12 @@ class _Direction:
             "copied": self.copied,
             "same": self.same,
             "wrong_language": self.wrong,
-            **({} if self.bleu is None else {"bleu": self.bleu}),
+            **({} if self.bleu is None else {"bleu": self.bleu.value}),
         }
-        return {f"valid_{key}_{self.name}": value for key, value in measured.items()}
+        values: dict[str, float | str] = {
+            f"valid_{key}_{self.name}": value for key, value in measured.items()
+        }
+        return values if self.bleu is None else {**values, "valid_signature": self.bleu.signature}
 
 
 class RoundTrip:
@@ -138,7 +144,7 @@ class RoundTrip:
         values: dict[str, float | str] = {}
         for direction in found:
             values |= direction.values
-        of_pairs = [direction.bleu for direction in found if direction.bleu is not None]
+        of_pairs = [direction.bleu.value for direction in found if direction.bleu is not None]
         chosen = of_pairs if self.config.select == "bleu" else [d.round_trip for d in found]
         problem = self._problem(found) if step >= self.config.guard_from else None
         return Validation(sum(chosen) / 2, "; ".join(_describe(found)), values, problem)
@@ -147,14 +153,14 @@ class RoundTrip:
         """Say that a model copies, or does not leave the language of the source."""
         config = self.config
         for own in found:
-            if config.max_copied is not None and own.copied > config.max_copied:
+            if own.copied > config.max_copied:
                 return (
                     f"the model copies: {own.copied:.0%} of the source's words stand in its "
                     f"translations {own.name}, more than validation.max_copied = "
                     f"{config.max_copied}; denoising alone does this, and a start that brings no "
                     "word of one language near one of the other"
                 )
-            if config.max_wrong is not None and own.wrong > config.max_wrong:
+            if own.wrong > config.max_wrong:
                 return (
                     f"{own.wrong:.0%} of the translations {own.name} look like the language of "
                     f"the source, more than validation.max_wrong = {config.max_wrong}"
@@ -174,7 +180,7 @@ class RoundTrip:
         score = None
         if self.dev is not None:
             translations = self._translate(self.dev[language], language)
-            score = bleu(translations, self.dev[1 - language]).value
+            score = bleu(translations, self.dev[1 - language])
         return _Direction(
             self._names()[language],
             bleu(kept, sources).value,
@@ -191,7 +197,7 @@ class RoundTrip:
 
 def _describe(found: Sequence[_Direction]) -> Iterator[str]:
     for own in found:
-        score = "" if own.bleu is None else f" BLEU {own.bleu:.2f},"
+        score = "" if own.bleu is None else f" BLEU {own.bleu.value:.2f},"
         yield (
             f"{own.name}{score} round trip {own.round_trip:.2f}, {own.copied:.0%} copied, "
             f"{own.wrong:.0%} in the wrong language"

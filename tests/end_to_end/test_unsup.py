@@ -135,10 +135,27 @@ def test_a_model_that_copies_is_stopped_and_saved(texts: Texts, tmp_path: Path) 
     assert (tmp_path / "run/checkpoints/step-3").is_dir()
 
 
+def test_what_does_not_fit_the_data_is_refused(texts: Texts, run: Path, tmp_path: Path) -> None:
+    recipe = texts.folder / "recipe.toml"
+    train = ["unsup train", recipe, "--data", texts.folder / "data", "--out", tmp_path / "run"]
+    other = options(data={"source": "xy", "target": "ab"})
+    assert "is of ab and xy, in this order, but the recipe of xy and ab" in fail(*train, *other)
+    succeed("unsup prepare", recipe, "--out", tmp_path / "bare", "--set", "data.dev=none")
+    bare = ["unsup train", recipe, "--data", tmp_path / "bare", "--out", tmp_path / "run"]
+    assert "has no data.dev" in fail(*bare, "--set", "validation.select=bleu")
+    assert "there is no such folder" in fail(*train, "--init", tmp_path / "typo")
+    swapped = tmp_path / "swapped"
+    succeed("unsup prepare", recipe, "--out", swapped, *other, "--set", "data.dev=none")
+    turned = ["unsup train", recipe, "--data", swapped, "--out", tmp_path / "run", *other]
+    said = fail(*turned, "--init", run)
+    assert "which translates between ab and xy; this model translates between xy and ab" in said
+    assert not (tmp_path / "run").exists()
+
+
 def test_words_need_translations_of_them(texts: Texts, tmp_path: Path) -> None:
     command = ["unsup train", texts.folder / "recipe.toml", "--data", texts.folder / "data"]
     said = fail(*command, "--out", tmp_path / "run", "--set", "objectives.words=1")
-    assert "was prepared without a [words] section" in said
+    assert "has none; prepare it with a [words] section" in said
     assert not (tmp_path / "run").exists()
 
 
@@ -227,6 +244,11 @@ def test_words_begin_from_the_texts_or_from_a_dictionary(
     assert "are complete" in child(tmp_path / "again", *prepare)
     other = [*prepare, "--set", "words.swap_cost=0.5"]
     assert "are complete" not in child(tmp_path / "other", *other)
+    if kind == "dictionary":
+        (data / "data.toml").write_text((data / "data.toml").read_text() + "\n")
+        stale = ["unsup train", recipe, "--data", data, "--out", tmp_path / "stale"]
+        assert "are of other data than are there" in fail(*stale, *options(objectives={"words": 1}))
+        child(tmp_path / "anew", *prepare)
     train = ["unsup train", recipe, "--data", data, "--out", tmp_path / "run"]
     said = succeed(*train, *options(objectives={"words": 1}), "--set", "train.log_every=1").err
     assert "step 6" in said

@@ -33,7 +33,20 @@ def test_what_is_no_schedule_is_refused(schedule: str) -> None:
 @pytest.mark.parametrize(
     ("section", "values", "message"),
     [
-        ("objectives", {"denoising": "0", "backtranslation": "0:0"}, "all objectives have weight"),
+        ("objectives", {"denoising": "0", "backtranslation": "0:0"}, "have weight 0 at step 1"),
+        ("objectives", {"denoising": "0:1,9:0", "backtranslation": 0}, "have weight 0 at step 9"),
+        (
+            "objectives",
+            {"denoising": "0:1,9:0", "backtranslation": "0:0,9:0,10:1"},
+            "have weight 0 at step 9",
+        ),
+        ("data", {"test": [{"name": "t", "source": "a", "target": "b", "weight": 2}]}, "a weight"),
+        ("words", {"swap_cost": 1}, "give dictionaries, an encoder or both"),
+        (
+            "words",
+            {"dictionaries": [{"path": "a", "language": "de"}]},
+            "begins with words of 'de', which is none of the languages",
+        ),
         ("objectives", {"denoising": "2:1"}, "the steps of '2:1' have to begin with 0"),
         ("objectives", {"teacher": "average"}, "teacher = 'average' needs optim.ema"),
         ("model", {"share_embeddings": "none"}, "so 'all' it is"),

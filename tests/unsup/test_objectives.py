@@ -184,6 +184,16 @@ def test_a_masked_span_is_predicted_from_the_rest(texts: Texts) -> None:
     assert masked > 5 * kept
 
 
+def test_only_what_is_predicted_counts(texts: Texts) -> None:
+    _, module = module_of(texts)
+    sentences = sentences_of(texts, mass="1")
+    made = batch_of(module, sentences, 1, 1, 0).batch
+    assert made.target_mask is not None
+    step = next(steps(sentences, **OPTIONS, start=Place()))
+    assert step.target_tokens == sentences.target_tokens(step.examples[0])
+    assert sentences.target_tokens(sentences.batches(100)[0]) == int(made.target_mask.sum())
+
+
 def test_a_weight_scales_the_loss_but_not_what_is_logged(texts: Texts) -> None:
     _, module = module_of(texts)
     made = batch_of(module, sentences_of(texts, denoising="1"), 1, 1, 0)
@@ -224,7 +234,7 @@ def test_the_teacher_has_the_averages_at_any_time(texts: Texts) -> None:
         assert setup.trainer.average is not None
         for name, parameter in teacher.named_parameters():
             assert torch.equal(parameter, setup.trainer.average[name]), name
-            assert not parameter.requires_grad
+            assert parameter.grad is None
     assert teacher.output.weight is teacher.decoder.embed.tokens.weight
     assert averaged(module.model, setup.trainer).output.weight is not teacher.output.weight
 
