@@ -337,9 +337,11 @@ def main() -> None:
     for setting in WORDS:
         for stage in plans:
             path = args.out / f"{setting} {stage}.json"
-            found += json.loads(path.read_text()) if path.exists() else []
-            if path.exists() and stage != "floors":
-                curves[f"{setting}, {stage}"] = experiment.curve(f"{setting}-{stage}")
+            systems = json.loads(path.read_text()) if path.exists() else []
+            if systems and stage != "floors":
+                curve = curves[f"{setting}, {stage}"] = experiment.curve(f"{setting}-{stage}")
+                systems = [own | {"minutes": curve["minutes"][-1]} for own in systems]
+            found += systems
     ceiling = args.out / "supervised.json"
     found += json.loads(ceiling.read_text()) if ceiling.exists() else []
     image = (args.out if args.quick else IMAGES) / "unsup_en_fr.png"
