@@ -177,3 +177,6 @@ def test_unsup_en_fr(tmp_path: Path, shared_data: SharedData) -> None:
         "supervised, 14,500 pairs",
     ]
     assert run("unsup_en_fr.py", "--quick", "--out", tmp_path) == printed
+    trained = ("--run", tmp_path / "resources-bt", "--data", tmp_path / "resources-data")
+    printed = run("unsup_generation.py", "--quick", *trained, "--sizes", 300, "--out", tmp_path)
+    assert rows(printed) == ["batch tokens", "---", "300"]
