@@ -160,7 +160,7 @@ def main() -> None:
     folder, minutes, changes = args.out, args.minutes, {}
     if args.quick:
         minutes = 0.05
-        changes = {"train": {"validate_every": 3, "max_steps": 6}}
+        changes = {"data": {"max_unknown": 1.0}, "train": {"validate_every": 3, "max_steps": 6}}
     write_texts(folder, 400 if args.quick else 14_500, 20 if args.quick else 10**9)
     results = learn(folder, minutes, **changes)
     stopped = copies(folder, minutes, **changes)
