@@ -14,6 +14,7 @@ from bertfused.commands import (
     add_commands,
     load_translator,
     score_sentences,
+    sentence_lines,
     set_up_sentences,
 )
 from bertfused.config import CacheDtype, Recipe
@@ -41,16 +42,6 @@ app = make_app(
 )
 
 
-def _source_lines(
-    path: Path | None, documents: Mapping[str, Any] | None
-) -> Iterator["SourceLine | str"]:
-    if documents is not None:
-        raise UserError("this model reads documents; use the docnmt command")
-    from bertfused.translate import SourceLine
-
-    return (SourceLine(line) for line in read_lines(path))
-
-
 def _dev_lines(split: "Split", documents: Mapping[str, Any] | None) -> Iterator["SourceLine"]:
     if documents is not None:
         raise UserError("this data was prepared from documents; use the docnmt command")
@@ -71,7 +62,7 @@ add_commands(
         recipe=Recipe,
         corpora=_corpora,
         documents=lambda recipe: None,
-        source_lines=_source_lines,
+        source_lines=sentence_lines,
         targets=lambda source, target, documents: read_lines(target),
         dev_lines=_dev_lines,
         load=load_translator,

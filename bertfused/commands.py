@@ -49,6 +49,9 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 
+SourceLines = Callable[[Path | None, Mapping[str, Any] | None], Iterator["SourceLine | str"]]
+
+
 @dataclass(frozen=True)
 class Mode:
     """How a mode reads text.
@@ -69,12 +72,23 @@ class Mode:
     recipe: type[Recipe]
     corpora: Callable[[Recipe], Callable[[Corpus], Iterable["ParallelLine"]]]
     documents: Callable[[Recipe], Mapping[str, Any] | None]
-    source_lines: Callable[[Path | None, Mapping[str, Any] | None], Iterator["SourceLine | str"]]
+    source_lines: SourceLines
     targets: Callable[[Path, Path, Mapping[str, Any] | None], Iterator[str]]
     dev_lines: Callable[["Split", Mapping[str, Any] | None], Iterator["SourceLine"]]
     load: Callable[..., "LineTranslator"]
     score: Callable[..., Iterator["PairScore"]]
     set_up: "SetUp"
+
+
+def sentence_lines(
+    path: Path | None, documents: Mapping[str, Any] | None
+) -> Iterator["SourceLine | str"]:
+    """Read the lines of a file, each a sentence by itself."""
+    if documents is not None:
+        raise UserError("this model reads documents; use the docnmt command")
+    from bertfused.translate import SourceLine
+
+    return (SourceLine(line) for line in read_lines(path))
 
 
 def load_translator(run: Path, **options: Any) -> "LineTranslator":
@@ -157,123 +171,7 @@ def add_commands(app: typer.Typer, mode: Mode) -> None:
         loaded = load_recipe(recipe, mode.recipe, overrides or [])
         train_model(mode, loaded, data, out, init=init, resume=resume, device=device, quiet=quiet)
 
-    @app.command()
-    def translate(
-        run: Run,
-        input: Annotated[
-            Path | None,
-            typer.Option("--input", show_default="stdin", help="Text to translate."),
-        ] = None,
-        output: Annotated[
-            Path | None,
-            typer.Option("--output", show_default="stdout", help="Its translations."),
-        ] = None,
-        beam_size: Annotated[int | None, search_option("beam_size", min=1)] = None,
-        length_penalty: Annotated[float | None, search_option("length_penalty")] = None,
-        nbest: Annotated[
-            int,
-            typer.Option(
-                "--nbest", min=1, help="Translations of each line, best first, on as many lines."
-            ),
-        ] = 1,
-        sampling: Annotated[str | None, search_option("sampling")] = None,
-        temperature: Annotated[float | None, search_option("temperature")] = None,
-        seed: Annotated[int | None, search_option("seed", min=0)] = None,
-        batch_tokens: BatchTokens = 4096,
-        format: Annotated[
-            Literal["plain", "jsonl", "fairseq"],
-            typer.Option(
-                "--format", help="Of the output; jsonl and fairseq have scores and tokens."
-            ),
-        ] = "plain",
-        long: Annotated[
-            LongLines,
-            typer.Option(
-                "--long",
-                help="What to do with a line longer than model.max_positions: keep its beginning, "
-                "translate it in pieces, or stop.",
-            ),
-        ] = "split",
-        device: Device = "auto",
-        max_length_a: Annotated[float | None, search_option("max_length_a")] = None,
-        max_length_b: Annotated[int | None, search_option("max_length_b", min=0)] = None,
-        min_length: Annotated[int | None, search_option("min_length", min=0)] = None,
-        no_repeat_ngram: Annotated[int | None, search_option("no_repeat_ngram", min=1)] = None,
-        prefix: Annotated[
-            Path | None,
-            typer.Option(
-                "--prefix",
-                help="File with the beginning each translation must have, line by line; a blank "
-                "line forces nothing.",
-            ),
-        ] = None,
-        diverse_groups: Annotated[int | None, search_option("diverse_groups", min=1)] = None,
-        diverse_strength: Annotated[float | None, search_option("diverse_strength")] = None,
-        unk_penalty: Annotated[float | None, search_option("unk_penalty")] = None,
-        no_normalize: Annotated[
-            bool,
-            typer.Option(
-                "--no-normalize",
-                help="Score = log-probability, whatever the length.",
-                rich_help_panel=SEARCH_PANEL,
-            ),
-        ] = False,
-        ensemble: Annotated[
-            list[Path] | None,
-            typer.Option(
-                "--ensemble", help="One more RUN, whose probabilities are averaged in; repeatable."
-            ),
-        ] = None,
-        encoder: Encoder = None,
-        encoder_precision: EncoderPrecision = "fp32",
-        quiet: Quiet = False,
-    ) -> None:
-        """Translate lines, one output line for each input line."""
-        log_to_stderr(quiet)
-        translator = mode.load(
-            run,
-            ensemble=ensemble or (),
-            device=device,
-            encoder=encoder,
-            encoder_precision=encoder_precision,
-        )
-        search = search_options(
-            translator.search,
-            beam_size=beam_size,
-            length_penalty=length_penalty,
-            sampling=sampling,
-            temperature=temperature,
-            seed=seed,
-            max_length_a=max_length_a,
-            max_length_b=max_length_b,
-            min_length=min_length,
-            no_repeat_ngram=no_repeat_ngram,
-            diverse_groups=diverse_groups,
-            diverse_strength=diverse_strength,
-            unk_penalty=unk_penalty,
-            normalize=False if no_normalize else None,
-        )
-        if nbest > 1 and not search.sampling and nbest > search.beam_size:
-            raise UserError(f"--nbest {nbest} needs a --beam-size of {nbest} or more")
-        lines = mode.source_lines(input, translator.documents)
-        if prefix is not None:
-            lines = with_prefixes(lines, prefix)
-        total = lines_to_come(input)
-        with progress("lines", total, quiet) as advance, open_output(output) as writer:
-            for number, translation in enumerate(
-                translate_lines(
-                    translator,
-                    lines,
-                    search,
-                    nbest=nbest,
-                    batch_tokens=batch_tokens,
-                    long=long,
-                )
-            ):
-                for line in format_translation(translation, number, format):
-                    writer.write_line(line)
-                advance(1)
-        warn_of(translator.counts)
+    add_translate(app, mode.load, mode.source_lines)
 
     @app.command()
     def score(
@@ -381,6 +279,137 @@ def add_commands(app: typer.Typer, mode: Mode) -> None:
                     writer.write_line(
                         translation if isinstance(translation, str) else translation.text
                     )
+        warn_of(translator.counts)
+
+
+def add_translate(
+    app: typer.Typer, load: Callable[..., "LineTranslator"], source_lines: SourceLines
+) -> None:
+    """Add the verb ``translate``; the rest as of ``Mode``."""
+
+    @app.command()
+    def translate(
+        run: Run,
+        to: Annotated[
+            str | None,
+            typer.Option(
+                "--to", help="Language to translate into, of a model of several directions."
+            ),
+        ] = None,
+        input: Annotated[
+            Path | None,
+            typer.Option("--input", show_default="stdin", help="Text to translate."),
+        ] = None,
+        output: Annotated[
+            Path | None,
+            typer.Option("--output", show_default="stdout", help="Its translations."),
+        ] = None,
+        beam_size: Annotated[int | None, search_option("beam_size", min=1)] = None,
+        length_penalty: Annotated[float | None, search_option("length_penalty")] = None,
+        nbest: Annotated[
+            int,
+            typer.Option(
+                "--nbest", min=1, help="Translations of each line, best first, on as many lines."
+            ),
+        ] = 1,
+        sampling: Annotated[str | None, search_option("sampling")] = None,
+        temperature: Annotated[float | None, search_option("temperature")] = None,
+        seed: Annotated[int | None, search_option("seed", min=0)] = None,
+        batch_tokens: BatchTokens = 4096,
+        format: Annotated[
+            Literal["plain", "jsonl", "fairseq"],
+            typer.Option(
+                "--format", help="Of the output; jsonl and fairseq have scores and tokens."
+            ),
+        ] = "plain",
+        long: Annotated[
+            LongLines,
+            typer.Option(
+                "--long",
+                help="What to do with a line longer than model.max_positions: keep its beginning, "
+                "translate it in pieces, or stop.",
+            ),
+        ] = "split",
+        device: Device = "auto",
+        max_length_a: Annotated[float | None, search_option("max_length_a")] = None,
+        max_length_b: Annotated[int | None, search_option("max_length_b", min=0)] = None,
+        min_length: Annotated[int | None, search_option("min_length", min=0)] = None,
+        no_repeat_ngram: Annotated[int | None, search_option("no_repeat_ngram", min=1)] = None,
+        prefix: Annotated[
+            Path | None,
+            typer.Option(
+                "--prefix",
+                help="File with the beginning each translation must have, line by line; a blank "
+                "line forces nothing.",
+            ),
+        ] = None,
+        diverse_groups: Annotated[int | None, search_option("diverse_groups", min=1)] = None,
+        diverse_strength: Annotated[float | None, search_option("diverse_strength")] = None,
+        unk_penalty: Annotated[float | None, search_option("unk_penalty")] = None,
+        no_normalize: Annotated[
+            bool,
+            typer.Option(
+                "--no-normalize",
+                help="Score = log-probability, whatever the length.",
+                rich_help_panel=SEARCH_PANEL,
+            ),
+        ] = False,
+        ensemble: Annotated[
+            list[Path] | None,
+            typer.Option(
+                "--ensemble", help="One more RUN, whose probabilities are averaged in; repeatable."
+            ),
+        ] = None,
+        encoder: Encoder = None,
+        encoder_precision: EncoderPrecision = "fp32",
+        quiet: Quiet = False,
+    ) -> None:
+        """Translate lines, one output line for each input line."""
+        log_to_stderr(quiet)
+        translator = load(
+            run,
+            ensemble=ensemble or (),
+            to=to,
+            device=device,
+            encoder=encoder,
+            encoder_precision=encoder_precision,
+        )
+        search = search_options(
+            translator.search,
+            beam_size=beam_size,
+            length_penalty=length_penalty,
+            sampling=sampling,
+            temperature=temperature,
+            seed=seed,
+            max_length_a=max_length_a,
+            max_length_b=max_length_b,
+            min_length=min_length,
+            no_repeat_ngram=no_repeat_ngram,
+            diverse_groups=diverse_groups,
+            diverse_strength=diverse_strength,
+            unk_penalty=unk_penalty,
+            normalize=False if no_normalize else None,
+        )
+        if nbest > 1 and not search.sampling and nbest > search.beam_size:
+            raise UserError(f"--nbest {nbest} needs a --beam-size of {nbest} or more")
+        lines = source_lines(input, translator.documents)
+        if prefix is not None:
+            lines = with_prefixes(lines, prefix)
+        total = lines_to_come(input)
+        with progress("lines", total, quiet) as advance, open_output(output) as writer:
+            for number, translation in enumerate(
+                translate_lines(
+                    translator,
+                    lines,
+                    search,
+                    nbest=nbest,
+                    batch_tokens=batch_tokens,
+                    long=long,
+                )
+            ):
+                for line in format_translation(translation, number, format):
+                    writer.write_line(line)
+                advance(1)
         warn_of(translator.counts)
 
 

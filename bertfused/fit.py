@@ -1,15 +1,14 @@
 """Train a model from a recipe: what is built, what happens at intervals, what is left behind."""
 
-import hashlib
 import json
 import logging
 import math
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -122,6 +121,11 @@ class Validator(Protocol):
     """Evaluates a model while it is trained."""
 
     @property
+    def translates(self) -> bool:
+        """Whether it needs the dev set's lines."""
+        ...
+
+    @property
     def criterion(self) -> str:
         """What the best model is best in, for people."""
         ...
@@ -142,6 +146,10 @@ class DevSet:
     translator: LineTranslator
 
     @property
+    def translates(self) -> bool:
+        return self.recipe.train.validate_bleu
+
+    @property
     def criterion(self) -> str:
         return f"dev {self.recipe.train.select}"
 
@@ -156,7 +164,7 @@ class DevSet:
             "valid_perplexity": perplexity,
         }
         value, text = -loss, f"dev loss {loss:.4f}, perplexity {perplexity:.2f}"
-        if lines and self.recipe.train.validate_bleu:
+        if lines:
             translations = self.translator.translate(lines, self.recipe.search)
             references = list(read_lines(self.split.target_text))
             score = bleu([translation.text for translation in translations], references)
@@ -174,6 +182,7 @@ class Setup:
         recipe: The recipe with all that the RUN to start from decides.
         card: Describes the model, and saves it.
         steps: Says which examples an update is made of.
+        hashes: Of what is read besides DATA's own files, such as "words_sha256".
     """
 
     recipe: AnyRecipe
@@ -183,6 +192,7 @@ class Setup:
     train: Dataset
     validator: Validator
     steps: Steps = steps
+    hashes: Mapping[str, str] = field(default_factory=dict)
 
 
 SetUp = Callable[[AnyRecipe, DataFolder, Path | None, torch.device], Setup]
@@ -246,7 +256,7 @@ def train_run(
             run.check_new()
         # Built before anything is written: a recipe that does not fit leaves no folder behind.
         setup = set_up(recipe, data, init, place or choose_device(device))
-        recipe = setup.recipe
+        recipe, facts = setup.recipe, {**facts, **setup.hashes}
         if is_resumed and is_first:
             run.check_config(recipe, facts)
         session = Session(recipe, data, run, dev_lines, init, setup)
@@ -273,14 +283,20 @@ def build_trainer(
     """Build model, pretrained encoder and optimiser as a recipe asks, for a DATA folder."""
     model, encoder, card = build_network(recipe, data)
     start = None if init is None else start_from_run(model, init, recipe, data)
-    fusion = recipe.fusion
-    module = TranslationLoss(
+    module = translation_loss(recipe, model, encoder)
+    return make_trainer(module, recipe, start, device), card, start
+
+
+def translation_loss(
+    recipe: AnyRecipe, model: FusedTransformer, encoder: PretrainedEncoder | None
+) -> TranslationLoss:
+    """Put the loss on pairs around a model, as a recipe asks."""
+    return TranslationLoss(
         model,
         encoder,
         label_smoothing=recipe.optim.label_smoothing,
-        mask_special=fusion is not None and fusion.mask_special,
+        mask_special=recipe.fusion is not None and recipe.fusion.mask_special,
     )
-    return make_trainer(module, recipe, start, device), card, start
 
 
 def build_network(
@@ -376,7 +392,7 @@ class Session:
         self.recipe, self.data, self.run, self.init = recipe, data, run, init
         self.trainer, self.card, self.start = setup.trainer, setup.card, setup.start
         self.train_examples, self.steps, self.validator = setup.train, setup.steps, setup.validator
-        self.dev_lines = list(dev_lines())
+        self.dev_lines = list(dev_lines()) if setup.validator.translates else []
         self.values: dict[int, float] = {}
         self.window: list[tuple[Update, float]] = []
 
@@ -605,9 +621,10 @@ def _card(recipe: AnyRecipe, data: DataFolder, encoder: PretrainedEncoder | None
 
 def _facts(data: DataFolder, init: Path | None) -> dict[str, Any]:
     """Collect what a run's numbers depend on besides its recipe."""
+    report = data.path / "data.toml"
     return {
         "data": str(data.path.resolve()),
-        "data_sha256": _data_sha256(data),
+        "data_sha256": sha256_file(report) if report.exists() else None,
         "init": None if init is None else str(init.resolve()),
         "init_sha256": None if init is None else _weights_sha256(init),
         "code": {"version": __version__, "commit": _commit()},
@@ -615,14 +632,6 @@ def _facts(data: DataFolder, init: Path | None) -> dict[str, Any]:
         "python": platform.python_version(),
         "command": sys.argv[1:],
     }
-
-
-def _data_sha256(data: DataFolder) -> str | None:
-    """Return the hash of what a DATA folder says it was made from, parts of a mode included."""
-    hashes = [sha256_file(path) for path in sorted(data.path.glob("*.toml"))]
-    if len(hashes) < 2:
-        return hashes[0] if hashes else None
-    return hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 
 def _weights_sha256(init: Path) -> str | None:

@@ -232,6 +232,7 @@ class PretrainedEncoder(nn.Module):
         else:
             model, self.wordpieces = own
             numbers = None
+        self._readers = [self.wordpieces.reading(language) for language in languages]
         self.language_ids: Tensor | None
         self.register_buffer(
             "language_ids", None if numbers is None else torch.tensor(numbers), persistent=False
@@ -264,6 +265,10 @@ class PretrainedEncoder(nn.Module):
     def state_width(self) -> int:
         """Width of what ``forward`` returns: all layers asked for, side by side."""
         return self.bert_dim * (len(self.layer_numbers) if self.layer == "stochastic" else 1)
+
+    def reader(self, language: int) -> Wordpieces:
+        """Return the tokenizer for text of one of ``languages``, by its number."""
+        return self._readers[language] if self._readers else self.wordpieces
 
     def forward(
         self,

@@ -141,8 +141,10 @@ class RunFolder:
                 f"{weights[0]} and are {weights[1]}"
             )
         known = read_json(self.path / "run.json", "data_sha256", "init", "init_sha256")
-        if known["data_sha256"] != facts["data_sha256"]:
-            raise UserError(f"cannot resume {self.path}: it was trained on other data")
+        for key in facts.keys() | known.keys():
+            is_of_data = key.endswith("_sha256") and key != "init_sha256"
+            if is_of_data and known.get(key) != facts.get(key):
+                raise UserError(f"cannot resume {self.path}: it was trained on other data")
         if known["init_sha256"] != facts["init_sha256"]:
             start = "without --init" if known["init"] is None else f"with --init {known['init']}"
             raise UserError(f"cannot resume {self.path}: it was started {start}, as it was then")
@@ -299,6 +301,8 @@ def average(run: Path, *, last: int | None, best: int | None, out: Path) -> list
         for line in read_lines(folder.metrics):
             if _step_of(line) < math.inf and "valid_value" in (record := json.loads(line)):
                 values[record["step"]] = record["valid_value"]
+        if not values:
+            raise UserError(f"{run} has logged nothing that says which checkpoints are best")
         steps = sorted(found, key=lambda step: -values.get(step, -math.inf))[:wanted]
     card = load_card(found[steps[0]])
     if card.fusion is not None and card.fusion.finetune:

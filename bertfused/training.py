@@ -62,7 +62,7 @@ class AnyBatch(Protocol):
 
 @dataclass(frozen=True)
 class Place:
-    """A place in the data: an epoch, and how many of its micro-batches were used."""
+    """A place in the data: an epoch, and what was used of it, as the training's steps count."""
 
     epoch: int = 0
     position: int = 0

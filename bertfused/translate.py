@@ -120,20 +120,19 @@ class Member:
             opened,
         )
 
-    def towards(self, source: str, target: str) -> "Member":
-        """Return the same model for another direction.
+    def towards(self, target: str) -> "Member":
+        """Return the same model for the direction into a language.
 
         Raises:
-            UserError: If the model does not translate from one to the other.
+            UserError: If the model does not translate into it.
         """
-        card, here = self.card, (self.card.source, self.card.target)
-        if (source, target) == here:
+        card = self.card
+        if target == card.target:
             return self
-        if {source, target} - {*card.languages} or source == target:
-            raise UserError(f"the model translates {card.directions}, not {source}-{target}")
-        tokenizers = dict(zip(here, (self.source, self.target), strict=True))
-        card = card.model_copy(update={"source": source, "target": target})
-        return replace(self, card=card, source=tokenizers[source], target=tokenizers[target])
+        if target not in card.languages:
+            raise UserError(f"the model translates {card.directions}, not into {target!r}")
+        card = card.model_copy(update={"source": card.target, "target": card.source})
+        return replace(self, card=card, source=self.target, target=self.source)
 
     def examples(self, lines: Sequence[SourceLine], counts: Counter[str]) -> list[Example]:
         """Make the ids of lines, without targets."""
@@ -146,7 +145,8 @@ class Member:
         if self.encoder is None:
             return examples
         contexts = [line.context for line in lines]
-        inputs = self.encoder.wordpieces.encode_batch(texts, contexts)
+        reader = self.encoder.reader(0 if languages is None else languages[0])
+        inputs = reader.encode_batch(texts, contexts)
         counts["context wordpieces cut"] += sum(pieces.truncated for pieces in inputs)
         return [
             replace(example, bert=pieces.ids)
@@ -228,7 +228,7 @@ class Translator:
         run: str | Path,
         *,
         ensemble: Sequence[str | Path] = (),
-        direction: tuple[str, str] | None = None,
+        to: str | None = None,
         device: str = "auto",
         encoder: str | None = None,
         encoder_precision: InferencePrecision = "fp32",
@@ -238,7 +238,7 @@ class Translator:
         Args:
             run: Run, checkpoint or model folder.
             ensemble: More of them.
-            direction: Source and target language, for models of several directions.
+            to: Target language, for models of both directions.
             device: "auto", "cpu", "cuda", "cuda:1", ...
             encoder: Another place of the pretrained encoder, if it has moved.
             encoder_precision: "bf16" runs the pretrained encoder in bfloat16: faster, and a few
@@ -251,8 +251,8 @@ class Translator:
         if encoder is not None and all(model.card.fusion is None for model in trained):
             raise UserError(f"{run} is a plain model: it reads no encoder {encoder!r}")
         members = [Member.of(model, encoder, encoder_precision) for model in trained]
-        if direction is not None:
-            members = [member.towards(*direction) for member in members]
+        if to is not None:
+            members = [member.towards(to) for member in members]
         place = choose_device(device)
         for member in members:
             pack_linears(member.model, place)

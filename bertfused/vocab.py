@@ -56,6 +56,12 @@ class Vocabulary:
     def __len__(self) -> int:
         return len(self.symbols)
 
+    @property
+    def ordinary(self) -> list[int]:
+        """Numbers of the symbols that text has: neither special ones nor tags."""
+        tags = {*self.tags.values()}
+        return [id for id in range(len(_SPECIALS), len(self)) if id not in tags]
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Vocabulary):
             return NotImplemented

@@ -36,6 +36,7 @@ def load(
     run: str | Path,
     *,
     ensemble: Sequence[str | Path] = (),
+    to: str | None = None,
     device: str = "auto",
     encoder: str | None = None,
     encoder_precision: InferencePrecision = "fp32",
@@ -50,6 +51,7 @@ def load(
         return Translator.load(
             run,
             ensemble=ensemble,
+            to=to,
             device=device,
             encoder=encoder,
             encoder_precision=encoder_precision,
@@ -64,6 +66,8 @@ def load(
     tokenizers = [load_tokenizer(folder, language) for language in (card.source, card.target)]
     trained = TrainedModel(folder, card, base, *tokenizers)
     member = Member.of(trained, encoder, encoder_precision)
+    if to is not None:
+        member = member.towards(to)
     place = choose_device(device)
     pack_linears(network, place)
     if isinstance(network, ContextModel):

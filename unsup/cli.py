@@ -2,16 +2,14 @@
 
 import logging
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from bertfused.commands import search_options
+from bertfused.commands import add_translate, load_translator, search_options, sentence_lines
 from bertfused.config import load_recipe
 from bertfused.console import Quiet, log_to_stderr, make_app, progress, run_app
-from bertfused.errors import UserError
 from bertfused.options import (
-    BatchTokens,
     Data,
     Device,
     Encoder,
@@ -21,9 +19,10 @@ from bertfused.options import (
     Set,
     search_option,
 )
-from bertfused.progress import warn_of
-from bertfused.text import open_output, read_lines
 from unsup.config import UnsupervisedRecipe
+
+if TYPE_CHECKING:
+    from bertfused.fit import SetUp
 
 _logger = logging.getLogger(__name__)
 
@@ -77,21 +76,12 @@ def pretrain(
     """Pretrain on both texts: an XLM, to start from or to fuse, or a model by MASS."""
     log_to_stderr(quiet)
     loaded = load_recipe(recipe, UnsupervisedRecipe, overrides or [])
-    from bertfused.data import DataFolder
     from unsup.fit import set_up_mass
-    from unsup.pretrain import pretrain as pretrain_run
     from unsup.pretrain import set_up
 
-    with progress("steps", loaded.train.max_steps, quiet) as advance:
-        pretrain_run(
-            loaded,
-            DataFolder.open(data),
-            out,
-            resume=resume,
-            device=device,
-            set_up=set_up_mass if loaded.pretrain.objective == "mass" else set_up,
-            on_update=lambda state, update: advance(1),
-        )
+    is_mass = loaded.pretrain.objective == "mass"
+    set_up_run = set_up_mass if is_mass else set_up
+    _train(loaded, data, out, set_up_run, resume=resume, device=device, quiet=quiet)
 
 
 @app.command()
@@ -118,70 +108,12 @@ def train(
     """Train one model for both directions, plain or fused; by torchrun in several processes."""
     log_to_stderr(quiet)
     loaded = load_recipe(recipe, UnsupervisedRecipe, overrides or [])
-    from bertfused.data import DataFolder
-    from bertfused.fit import train_run
     from unsup.fit import set_up
 
-    with progress("steps", loaded.train.max_steps, quiet) as advance:
-        train_run(
-            loaded,
-            DataFolder.open(data),
-            out,
-            lambda: (),
-            init=init,
-            resume=resume,
-            device=device,
-            set_up=set_up,
-            on_update=lambda state, update: advance(1),
-        )
+    _train(loaded, data, out, set_up, init=init, resume=resume, device=device, quiet=quiet)
 
 
-@app.command()
-def translate(
-    run: Run,
-    to: Annotated[
-        str | None,
-        typer.Option("--to", help="Language to translate into; without it the recipe's target."),
-    ] = None,
-    input: Annotated[
-        Path | None, typer.Option("--input", show_default="stdin", help="Text to translate.")
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", show_default="stdout", help="Its translations.")
-    ] = None,
-    beam_size: Annotated[int | None, search_option("beam_size", min=1)] = None,
-    length_penalty: Annotated[float | None, search_option("length_penalty")] = None,
-    max_length_a: Annotated[float | None, search_option("max_length_a")] = None,
-    max_length_b: Annotated[int | None, search_option("max_length_b", min=0)] = None,
-    batch_tokens: BatchTokens = 4096,
-    device: Device = "auto",
-    encoder: Encoder = None,
-    quiet: Quiet = False,
-) -> None:
-    """Translate a text, a sentence a line, in either direction."""
-    log_to_stderr(quiet)
-    from bertfused.checkpoint import load_card, model_folder
-    from bertfused.translate import Translator
-
-    card = load_card(model_folder(run))
-    search = search_options(
-        card.search,
-        beam_size=beam_size,
-        length_penalty=length_penalty,
-        max_length_a=max_length_a,
-        max_length_b=max_length_b,
-    )
-    target = to or card.target
-    others = [language for language in card.languages if language != target]
-    if not card.languages or len(others) == len(card.languages):
-        raise UserError(f"{run} translates {card.directions}, not into {target!r}")
-    translator = Translator.load(run, direction=(others[0], target), device=device, encoder=encoder)
-    lines = read_lines(input)
-    with open_output(output) as sink, progress("lines", None, quiet) as advance:
-        for translation in translator.translate(lines, search, batch_tokens=batch_tokens):
-            sink.write_line(translation.text)
-            advance(1)
-    warn_of(translator.counts)
+add_translate(app, load_translator, sentence_lines)
 
 
 @app.command()
@@ -222,6 +154,35 @@ def evaluate(
         encoder=encoder,
     )
     typer.echo(report.model_dump_json(indent=2) if as_json else str(report))
+
+
+def _train(
+    recipe: UnsupervisedRecipe,
+    data: Path,
+    out: Path,
+    set_up: "SetUp",
+    *,
+    init: Path | None = None,
+    resume: bool,
+    device: str,
+    quiet: bool,
+) -> None:
+    """Train with a progress bar."""
+    from bertfused.data import DataFolder
+    from bertfused.fit import train_run
+
+    with progress("steps", recipe.train.max_steps, quiet) as advance:
+        train_run(
+            recipe,
+            DataFolder.open(data),
+            out,
+            lambda: (),
+            init=init,
+            resume=resume,
+            device=device,
+            set_up=set_up,
+            on_update=lambda state, update: advance(1),
+        )
 
 
 def main() -> None:

@@ -1,5 +1,6 @@
 """What unsupervised training can be configured with; no torch is needed to read it."""
 
+import functools
 import itertools
 import re
 from collections.abc import Mapping
@@ -31,22 +32,23 @@ def _check_schedule(value: object) -> str:
 Schedule = Annotated[str, BeforeValidator(_check_schedule)]
 
 
-def points(schedule: str) -> list[tuple[int, float]]:
+@functools.cache
+def points(schedule: str) -> tuple[tuple[int, float], ...]:
     """Return the corners of a weight that is piecewise linear in the step.
 
     >>> points("0:1,1000:0.1"), points("0.5")
-    ([(0, 1.0), (1000, 0.1)], [(0, 0.5)])
+    (((0, 1.0), (1000, 0.1)), ((0, 0.5),))
 
     Raises:
         ValueError: If it is no schedule.
     """
     number = r"\d+(\.\d*)?|\.\d+"
     if re.fullmatch(number, schedule):
-        return [(0, float(schedule))]
+        return ((0, float(schedule)),)
     parts = [part.strip() for part in schedule.split(",")]
     if not all(re.fullmatch(rf"\d+:({number})", part) for part in parts):
         raise ValueError(f"{schedule!r} is neither a weight nor like '0:1,1000:0.1,3000:0'")
-    corners = [(int(step), float(weight)) for step, weight in (p.split(":") for p in parts)]
+    corners = tuple((int(step), float(weight)) for step, weight in (p.split(":") for p in parts))
     steps = [step for step, _ in corners]
     if steps[0] != 0 or steps != sorted(set(steps)):
         raise ValueError(f"the steps of {schedule!r} have to begin with 0 and to rise")

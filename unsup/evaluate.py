@@ -7,9 +7,11 @@ from pydantic import Field
 
 from bertfused.config import SearchConfig, Section
 from bertfused.data import DataFolder
+from bertfused.errors import UserError
 from bertfused.metrics import Tokenize, bleu, chrf
+from bertfused.progress import warn_of
 from bertfused.text import make_folder, open_output, read_lines
-from bertfused.translate import Translator
+from bertfused.translate import Translator, choose_device
 from unsup.validation import copy_rate, same_rate
 
 
@@ -56,16 +58,17 @@ def evaluate(
         output: Folder for the translations.
 
     Raises:
-        UserError: If the model is not of the folder's languages.
+        UserError: If the model is not of the folder's languages, or there is no set.
     """
     folder = DataFolder.open(data)
     first, second = folder.languages
     found: list[DirectionReport] = []
     signatures: dict[str, None] = {}
+    if not folder.splits:
+        raise UserError(f"{data} was prepared without dev and test sets")
+    (member,) = Translator.load(run, device=device, encoder=encoder).members
     for source, target in ((first, second), (second, first)):
-        translator = Translator.load(
-            run, direction=(source, target), device=device, encoder=encoder
-        )
+        translator = Translator([member.towards(target)], choose_device(device))
         for name in folder.splits:
             split = folder.split(name)
             texts = {first: split.source_text, second: split.target_text}
@@ -97,6 +100,7 @@ def evaluate(
                     same=same_rate(sources, hypotheses),
                 )
             )
+        warn_of(translator.counts)
     return EvaluationReport(directions=tuple(found), signatures=tuple(signatures))
 
 

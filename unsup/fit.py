@@ -12,19 +12,25 @@ from bertfused.checkpoint import WarmStart, load_card, model_folder, preserve_fu
 from bertfused.config import AnyRecipe
 from bertfused.data import DataFolder
 from bertfused.errors import UserError
-from bertfused.fit import Setup, build_network, make_trainer, start_from_run
+from bertfused.fit import (
+    Setup,
+    build_network,
+    make_trainer,
+    start_from_run,
+    translation_loss,
+)
 from bertfused.model import FusedTransformer
 from bertfused.store import IdStore
 from bertfused.subwords import Tokenizer
 from bertfused.text import read_lines
-from bertfused.training import Place, Trainer, TranslationLoss
+from bertfused.training import Trainer
 from bertfused.translate import Member, Translator
 from bertfused.vocab import MASK
 from bertfused.wordpieces import own_model_folder
 from unsup.config import Objective, ObjectivesConfig, UnsupervisedRecipe, points
 from unsup.noise import WordNoise
 from unsup.objectives import BackTranslator, Sentences, UnsupervisedLoss, steps
-from unsup.prepare import word_translations
+from unsup.prepare import word_translations, words_sha256
 from unsup.pretrain import HeldOutText, check_held_out
 from unsup.validation import LanguageIdentity, RoundTrip
 from unsup.xlm import start_from_xlm
@@ -41,48 +47,31 @@ def set_up(recipe: AnyRecipe, data: DataFolder, init: Path | None, device: torch
         UserError: If recipe, data and the RUN to start from do not fit together.
     """
     assert isinstance(recipe, UnsupervisedRecipe)
-    languages, tokenizer = recipe.data.languages, _shared_tokenizer(data)
-    if languages != data.languages:
-        raise UserError(
-            f"{data.path} is of {' and '.join(data.languages)}, in this order, but the recipe of "
-            f"{' and '.join(languages)}"
-        )
     if recipe.validation.select == "bleu" and "dev" not in data.splits:
         raise UserError(f"validation.select is 'bleu', but {data.path} has no data.dev")
-    model, encoder, card = build_network(recipe, data, languages)
-    start = None if init is None else _start(model, init, recipe, data, tokenizer)
-    fusion = recipe.fusion
-    pairs = TranslationLoss(
-        model,
-        encoder,
-        label_smoothing=recipe.optim.label_smoothing,
-        mask_special=fusion is not None and fusion.mask_special,
-    )
-    noise = WordNoise(tokenizer, recipe.noise)
-    module = UnsupervisedLoss(pairs, noise, recipe.objectives, tokenizer)
-    trainer = make_trainer(module, recipe, start, device)
-    member = Member(card, model, tokenizer, tokenizer, encoder)
+    member, module, trainer, start = _build(recipe, data, init, device)
     teacher = member
     if recipe.objectives.teacher == "average":
-        teacher = replace(member, model=averaged(model, trainer))
+        teacher = replace(member, model=averaged(member.model, trainer))
     module.translator = BackTranslator(
         Translator([teacher], device), recipe.generate, trainer.precision
     )
-    stores = data.mono(languages[0]), data.mono(languages[1])
-    words = word_translations(data) if _uses(recipe, "words") else None
+    stores, words, files = _stores(data), None, {}
+    if _uses(recipe, "words"):
+        words, files = word_translations(data), {"words_sha256": words_sha256(data)}
     examples = Sentences(stores, words, recipe.objectives, recipe.noise.mass)
     _warn_of_small_batches(recipe, examples)
     lines = recipe.validation.lines
     validator = RoundTrip(
         recipe.validation,
-        languages,
+        recipe.data.languages,
         both_ways(member, device),
-        LanguageIdentity(stores, tokenizer),
-        (_sample(stores[0], tokenizer, lines), _sample(stores[1], tokenizer, lines)),
+        LanguageIdentity(stores, member.source),
+        (_sample(stores[0], member.source, lines), _sample(stores[1], member.source, lines)),
         _dev_lines(data),
         recipe.generate.model_copy(update={"sampling": None}),
     )
-    return Setup(recipe, trainer, card, start, examples, validator, steps)
+    return Setup(recipe, trainer, member.card, start, examples, validator, steps, files)
 
 
 def set_up_mass(
@@ -93,20 +82,39 @@ def set_up_mass(
     check_held_out(recipe, data)
     objectives = ObjectivesConfig(denoising="0", backtranslation="0", mass="1")
     recipe = recipe.model_copy(update={"objectives": objectives, "fusion": None})
-    setup = set_up(recipe, data, init, device)
-    first, second = recipe.data.languages
-    stores, held_out = (data.mono(first), data.mono(second)), recipe.pretrain.valid_lines
+    member, _, trainer, start = _build(recipe, data, init, device)
+    stores, held_out = _stores(data), recipe.pretrain.valid_lines
     training, valid = (
-        (stores[0].part(rows), stores[1].part(rows))
+        Sentences((stores[0].part(rows), stores[1].part(rows)), None, objectives, recipe.noise.mass)
         for rows in (slice(-held_out), slice(-held_out, None))
     )
-    return replace(
-        setup,
-        train=Sentences(training, None, objectives, recipe.noise.mass),
-        validator=HeldOutText(
-            setup.trainer, {"both": Sentences(valid, None, objectives, recipe.noise.mass)}
-        ),
-    )
+    _warn_of_small_batches(recipe, training)
+    validator = HeldOutText(trainer, {"both": valid})
+    return Setup(recipe, trainer, member.card, start, training, validator, steps)
+
+
+def _build(
+    recipe: UnsupervisedRecipe, data: DataFolder, init: Path | None, device: torch.device
+) -> tuple[Member, UnsupervisedLoss, Trainer, WarmStart | None]:
+    """Build the model, its loss and its optimiser."""
+    languages, tokenizer = recipe.data.languages, _shared_tokenizer(data)
+    if languages != data.languages:
+        raise UserError(
+            f"{data.path} is of {' and '.join(data.languages)}, in this order, but the recipe of "
+            f"{' and '.join(languages)}"
+        )
+    model, encoder, card = build_network(recipe, data, languages)
+    start = None if init is None else _start(model, init, recipe, data, tokenizer)
+    noise = WordNoise(tokenizer, recipe.noise)
+    pairs = translation_loss(recipe, model, encoder)
+    module = UnsupervisedLoss(pairs, noise, recipe.objectives, tokenizer)
+    member = Member(card, model, tokenizer, tokenizer, encoder)
+    return member, module, make_trainer(module, recipe, start, device), start
+
+
+def _stores(data: DataFolder) -> tuple[IdStore, IdStore]:
+    first, second = data.languages
+    return data.mono(first), data.mono(second)
 
 
 def _start(
@@ -147,8 +155,7 @@ def averaged(model: FusedTransformer, trainer: Trainer) -> FusedTransformer:
 def both_ways(member: Member, device: torch.device) -> tuple[Translator, Translator]:
     """Return translators from language 0 into 1, and from 1 into 0."""
     first, second = member.card.languages
-    forward, backward = member.towards(first, second), member.towards(second, first)
-    return Translator([forward], device), Translator([backward], device)
+    return Translator([member.towards(second)], device), Translator([member.towards(first)], device)
 
 
 def _shared_tokenizer(data: DataFolder) -> Tokenizer:
@@ -166,20 +173,15 @@ def _uses(recipe: UnsupervisedRecipe, objective: Objective) -> bool:
 
 def _warn_of_small_batches(recipe: UnsupervisedRecipe, examples: Sentences) -> None:
     """Warn of updates over few tokens, which collapse more often than they learn."""
-    step = next(
-        steps(
-            examples,
-            batch_tokens=recipe.train.batch_tokens,
-            accumulate=recipe.train.accumulate,
-            seed=recipe.train.seed,
-            start=Place(),
-        )
-    )
-    if step.target_tokens < _FEW_TOKENS:
+    objectives = examples.objectives_at(1)
+    batches = examples.batches_of(objectives[0], recipe.train.batch_tokens, None)
+    in_all = sum(map(examples.target_tokens, batches))
+    tokens = in_all / len(batches) * len(objectives) * recipe.train.accumulate
+    if tokens < _FEW_TOKENS:
         _logger.warning(
-            "an update has about %d target tokens; unsupervised training needs %s or more "
+            "an update has about %.0f target tokens; unsupervised training needs %s or more "
             "(train.batch_tokens, train.accumulate)",
-            step.target_tokens,
+            tokens,
             f"{_FEW_TOKENS:,}",
         )
 

@@ -169,6 +169,7 @@ class WordVectors:
 def encode_words(
     words: Iterable[str],
     encoder: PretrainedEncoder,
+    language: int = 0,
     *,
     prefix: str = "query: ",
     batch_size: int = 256,
@@ -176,10 +177,11 @@ def encode_words(
     """Return the mean of an encoder's states over each word, less the mean of all words.
 
     Args:
+        language: Number of the words' one among the encoder's ``languages``.
         prefix: Read before each word, and left out of the mean; E5's models are trained with one.
     """
     ordered = tuple(sorted(words, key=lambda word: (len(word), word)))  # little padding
-    pieces = encoder.wordpieces
+    pieces = encoder.reader(language)
     begin = len(pieces.encode(prefix.rstrip()).ids) - 1  # after the prefix, without the end
     found = []
     for start in range(0, len(ordered), batch_size):
@@ -190,7 +192,7 @@ def encode_words(
             ids[row, : len(row_ids)] = torch.tensor(row_ids)
             mask[row, : len(row_ids)] = True
         with torch.no_grad():
-            states = encoder(ids, mask)
+            states = encoder(ids, mask, language=torch.full((len(batch),), language))
         for row, row_ids in enumerate(batch):
             own = states[row, begin : len(row_ids) - 1]
             nothing = states.new_zeros(states.shape[2])  # of a word that the tokenizer drops

@@ -22,11 +22,8 @@ class WordNoise:
 
     def __init__(self, tokenizer: Tokenizer, config: NoiseConfig) -> None:
         self.config = config
-        vocabulary = tokenizer.vocabulary
-        self.mask = vocabulary.tags[MASK]
-        ordinary = {*range(Vocabulary.unk + 1, len(vocabulary))} - {*vocabulary.tags.values()}
-        #: The symbols that text has.
-        self.symbols = np.array(sorted(ordinary))
+        self.mask = tokenizer.vocabulary.tags[MASK]
+        self.symbols = np.array(tokenizer.vocabulary.ordinary)
         self._begins, self._goes_on = word_ends(tokenizer)
 
     def words(self, ids: Ids) -> NDArray[np.int64]:

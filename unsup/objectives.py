@@ -126,8 +126,8 @@ def steps(
     """Yield updates for ever: ``accumulate`` micro-batches of each objective that counts.
 
     Every objective goes through the sentences in an order of its own, a function of seed and
-    epoch. The position of a place is the number of updates; its epoch is that of an objective
-    that counts all the time.
+    epoch. The position of a place is the number of updates; its epoch is how often an objective
+    that always counted has seen all sentences.
     """
     streams: dict[Objective, _Stream] = {}
     step = start.position
@@ -304,9 +304,13 @@ class UnsupervisedLoss(LossModule):
         ]
         if self.encoder is None:
             return examples
-        tokens = [source[:-1].tolist() for source in sources]
-        inputs = self.encoder.wordpieces.encode_ids(tokens, self.tokenizer)
-        return [replace(e, bert=ids) for e, ids in zip(examples, inputs, strict=True)]
+        inputs: dict[int, list[int]] = {}
+        for language in sorted({*languages}):
+            rows = [i for i, own in enumerate(languages) if own == language]
+            tokens = [sources[i][:-1].tolist() for i in rows]
+            encoded = self.encoder.reader(language).encode_ids(tokens, self.tokenizer)
+            inputs |= zip(rows, encoded, strict=True)
+        return [replace(example, bert=inputs[i]) for i, example in enumerate(examples)]
 
     def _pairs(
         self,

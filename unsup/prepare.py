@@ -120,6 +120,11 @@ def word_translations(data: DataFolder) -> tuple[IdStore, IdStore]:
     return found[0], found[1]
 
 
+def words_sha256(data: DataFolder) -> str:
+    """Return the hash of what the word-by-word translations were made from."""
+    return sha256_file(data.path / _REPORT)
+
+
 def _translate_words(
     config: WordsConfig, folder: Path, force: bool, progress: Progress
 ) -> WordsReport:
@@ -184,8 +189,8 @@ def make_lexicons(
         chosen = {}
         for source, target in ((first, second), (second, first)):
             search = WordByWord(lexicons[source], models[target], **_weights(config), beam_size=5)
-            rows = np.linspace(0, len(texts[source]) - 1, _REFINED).astype(int).tolist()
-            chosen[source] = count_choices([texts[source][row] for row in rows], search)
+            rows = np.unique(np.linspace(0, len(texts[source]) - 1, _REFINED).astype(int))
+            chosen[source] = count_choices([texts[source][row] for row in rows.tolist()], search)
         lexicons = {
             source: refined(lexicons[source], chosen[source], chosen[target])
             for source, target in ((first, second), (second, first))
@@ -214,7 +219,10 @@ def _known(
     vectors = {}
     if config.encoder is not None:
         encoder = PretrainedEncoder(config.encoder, languages=languages)
-        vectors = {language: encode_words(counts[language], encoder) for language in languages}
+        vectors = {
+            language: encode_words(counts[language], encoder, number)
+            for number, language in enumerate(languages)
+        }
     lexicons = {}
     for source, target in (languages, languages[::-1]):
         lexicon = _from_dictionaries(config, source, counts[source], counts[target])
@@ -246,7 +254,7 @@ def _translated(
     source: str,
     progress: Progress,
 ) -> Iterator[str]:
-    translations = translate_lines(lines, lexicon, model, **_weights(config))
+    translations = translate_lines(lines, WordByWord(lexicon, model, **_weights(config)))
     while chunk := list(islice(translations, _CHUNK)):
         yield from chunk
         progress(f"words of {source}", len(chunk))

@@ -9,7 +9,7 @@ batch.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from bertfused.batch import Corpora, Example, drawn_batches, pad_ids
 from bertfused.config import AnyRecipe
 from bertfused.data import DataFolder
 from bertfused.errors import UserError
-from bertfused.fit import SetUp, Setup, Validation, check_subwords, train_run
+from bertfused.fit import Setup, Validation, check_subwords
 from bertfused.loss import Loss
 from bertfused.store import IdStore
 from bertfused.training import (
@@ -35,8 +35,6 @@ from bertfused.training import (
     Place,
     Step,
     Trainer,
-    TrainState,
-    Update,
     choose_precision,
     steps,
 )
@@ -162,8 +160,7 @@ class MaskedLoss(LossModule):
     def __init__(self, model: Any, vocabulary: Vocabulary) -> None:
         super().__init__(model, None)
         self.mask = vocabulary.tags[MASK]
-        ordinary = set(range(Vocabulary.unk + 1, len(vocabulary))) - {*vocabulary.tags.values()}
-        self.symbols = np.array(sorted(ordinary))
+        self.symbols = np.array(vocabulary.ordinary)
 
     def begin_step(self, *key: int, drop_net: float) -> None:
         """Set the randomness of a batch: its masks, and the dropout of XLM, which is torch's own.
@@ -216,6 +213,10 @@ class HeldOutText:
 
     trainer: Trainer
     by_language: Mapping[str, Dataset]
+
+    @property
+    def translates(self) -> bool:
+        return False
 
     @property
     def criterion(self) -> str:
@@ -297,29 +298,6 @@ def language_weights(sizes: Sequence[int], smoothing: float) -> list[float]:
     return [
         own / sum(smoothed) * sum(sizes) / size for own, size in zip(smoothed, sizes, strict=True)
     ]
-
-
-def pretrain(
-    recipe: PretrainRecipe,
-    data: DataFolder,
-    out: Path,
-    *,
-    resume: bool = False,
-    device: str = "auto",
-    set_up: SetUp = set_up,
-    on_update: Callable[[TrainState, Update], None] = lambda state, update: None,
-) -> TrainState:
-    """Train an XLM, or what ``set_up`` makes: the whole of ``unsup pretrain``."""
-    return train_run(
-        recipe,
-        data,
-        out,
-        lambda: (),
-        resume=resume,
-        device=device,
-        set_up=set_up,
-        on_update=on_update,
-    )
 
 
 def _shared_vocabulary(data: DataFolder) -> Vocabulary:

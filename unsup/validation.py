@@ -135,6 +135,10 @@ class RoundTrip:
         self.identity, self.lines, self.dev, self.search = identity, lines, dev, search
 
     @property
+    def translates(self) -> bool:
+        return False
+
+    @property
     def criterion(self) -> str:
         return "dev BLEU" if self.config.select == "bleu" else "round-trip BLEU"
 

@@ -200,29 +200,8 @@ def refined(
     return Lexicon(entries)
 
 
-def translate_lines(
-    lines: Iterable[str],
-    lexicon: Lexicon,
-    language_model: LanguageModel,
-    *,
-    lm_weight: float = 1.0,
-    swap_cost: float = 1.5,
-    insert_cost: float | None = 1.0,
-    num_fillers: int = 30,
-    reach: int = 1,
-    beam_size: int = 10,
-) -> Iterator[str]:
-    """Translate lines of words that are split by spaces; the weights are `WordByWord`'s."""
-    search = WordByWord(
-        lexicon,
-        language_model,
-        lm_weight=lm_weight,
-        swap_cost=swap_cost,
-        insert_cost=insert_cost,
-        num_fillers=num_fillers,
-        reach=reach,
-        beam_size=beam_size,
-    )
+def translate_lines(lines: Iterable[str], search: WordByWord) -> Iterator[str]:
+    """Translate lines of words that are split by spaces."""
     for line in lines:
         yield " ".join(word for step in steps(search.best(line.split())) for word in step.added)
 

@@ -176,6 +176,11 @@ def test_a_published_xlm_splits_a_text_by_the_rules_of_its_language(tmp_path: Pa
     assert load_wordpieces(str(tmp_path), language="en").fingerprint == english.fingerprint
     assert load_wordpieces(str(tmp_path), language="fr").fingerprint == french.fingerprint
     assert english.fingerprint != french.fingerprint
+    encoder = PretrainedEncoder(str(tmp_path), languages=("fr", "en"))
+    assert [encoder.reader(number).encode("l'a").ids for number in (0, 1)] == [
+        french.encode("l'a").ids,
+        english.encode("l'a").ids,
+    ]
     message = f"encoder {tmp_path} knows the languages en and fr, not 'de'"
     with pytest.raises(UserError) as caught:
         english.reading("de")

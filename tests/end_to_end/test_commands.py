@@ -225,6 +225,20 @@ def test_validation_in_training_equals_evaluate(small: Small, tmp_path: Path, ki
         assert sacrebleu.corpus_bleu(translated, [reference]).score == record["valid_bleu"]
 
 
+def test_without_bleu_the_dev_set_needs_no_text(small: Small, tmp_path: Path) -> None:
+    """As in a folder that fairseq made."""
+    data = tmp_path / "data"
+    shutil.copytree(small.data, data)
+    for path in data.glob("*.raw.*"):
+        path.unlink()
+    recipe = write_recipe(tmp_path / "recipe.toml", {"train": {"max_steps": 2}})
+    train = ["bertfused train", recipe, "--data", data, "--out", tmp_path / "run"]
+    assert "there is no text beside the ids" in fail(*train)
+    said = succeed(*train, "--set", "train.validate_bleu=false").err
+    assert "step 2: dev loss" in said
+    assert "BLEU" not in said
+
+
 def test_evaluate_prints_scores_with_signatures(small: Small) -> None:
     out = succeed("bertfused evaluate", small.plain, *dev_set(small)).lines
     found = json.loads(succeed("bertfused evaluate", small.plain, *dev_set(small), "--json").out)

@@ -31,13 +31,16 @@ from unsup.pretrain import (
     hide_tokens,
     language_weights,
     masked_steps,
-    pretrain,
     set_up,
 )
 
 LINES = {"en": 60, "fr": 30}
 SUBWORDS = {"kind": "words", "tags": ["<mask>"]}
 CPU = torch.device("cpu")
+
+
+def pretrain(recipe: PretrainRecipe, data: DataFolder, out: Path, **options: Any) -> None:
+    train_run(recipe, data, out, lambda: (), set_up=set_up, **options)
 
 
 class MonoConfig(TextConfig):

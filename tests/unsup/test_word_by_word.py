@@ -33,7 +33,8 @@ ENGLISH = lexicon(a=["un", "le"], the=["le", "un"], dog=["chien"], cat=["chat"],
 
 def translate(line: str, words: Lexicon = ENGLISH, **weights: float | None) -> str:
     model = train_language_model(FRENCH)
-    return next(translate_lines([line], words, model, **weights))  # type: ignore[arg-type]
+    search = WordByWord(words, model, **weights)  # type: ignore[arg-type]
+    return next(translate_lines([line], search))
 
 
 def test_the_language_model_chooses_and_swaps() -> None:
