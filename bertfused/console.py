@@ -94,14 +94,15 @@ def log_to_stderr(quiet: bool) -> None:
     """Print the log on stderr, only warnings if ``quiet``.
 
     What a progress bar shows on a terminal stands in lines of its own elsewhere (level DEBUG).
+    What else is given the log, such as a run's log.txt, gets all of it in any case.
     """
-    package = logging.getLogger()
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(message)s"))
-    package.handlers[:] = [handler]
-    level = logging.INFO if sys.stderr.isatty() else logging.DEBUG
+    shown = logging.INFO if sys.stderr.isatty() else logging.DEBUG
+    handler.setLevel(logging.WARNING if quiet else shown)
+    logging.getLogger().handlers[:] = [handler]
     for name in ("bertfused", "docnmt", "backtranslation", "unsup"):
-        logging.getLogger(name).setLevel(logging.WARNING if quiet else level)
+        logging.getLogger(name).setLevel(logging.DEBUG)
 
 
 @contextmanager

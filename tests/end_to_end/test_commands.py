@@ -156,6 +156,7 @@ def test_an_encoder_for_a_plain_model_is_refused(small: Small) -> None:
 def test_quiet_says_nothing(small: Small, tmp_path: Path) -> None:
     train = ["bertfused train", small.recipe, "--data", small.data, "--quiet"]
     assert succeed(*train, "--set", "train.max_steps=1", "--out", tmp_path / "run").err == ""
+    assert "step 1" in (tmp_path / "run" / "log.txt").read_text()  # it is not said, but kept
     assert succeed("bertfused translate", small.plain, "--quiet", stdin=b"cat\n").err == ""
 
 
