@@ -18,7 +18,7 @@ from bertfused.training import Place
 from unsup.config import UnsupervisedRecipe
 from unsup.fit import set_up
 
-FOLDER = REPOSITORY / "runs" / "unsup_en_fr"
+FOLDER = REPOSITORY / "runs" / "unsup_pairs" / "en-fr"
 
 
 class Training:

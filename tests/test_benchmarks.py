@@ -31,7 +31,7 @@ def rows(printed: str) -> list[str]:
 
 
 def test_every_script_is_run_here() -> None:
-    scripts = {path.name for path in BENCHMARKS.glob("*.py")} - {"common.py"}
+    scripts = {path.name for path in BENCHMARKS.glob("*.py")} - {"common.py", "unsup_texts.py"}
     text = Path(__file__).read_text()
     assert [name for name in scripts if f'run("{name}"' not in text] == []
 
@@ -162,21 +162,26 @@ def test_unsup_sanity(tmp_path: Path, shared_data: SharedData) -> None:
 
 
 @pytest.mark.slow
-def test_unsup_en_fr(tmp_path: Path, shared_data: SharedData) -> None:
+def test_unsup_pairs(tmp_path: Path, shared_data: SharedData) -> None:
     pytest.importorskip("sacremoses")
     pytest.importorskip("matplotlib")
-    for name in ("data/multi30k", "data/freedict", "models/me5-small-pruned"):
+    for name in ("data/multi30k", "data/freedict", "data/ro-sts", "models/me5-small-pruned"):
         shared_data(name)
-    printed = run("unsup_en_fr.py", "--quick", "--out", tmp_path)
+    options = ("--quick", "--out", tmp_path, "--pairs")
+    printed = run("unsup_pairs.py", *options, "en-fr")
     systems = ["word by word", "bt", "words only", "fused", "control"]
     floors = ["dictionary, first word", "dictionary, word by word", "and words near in me5"]
-    assert rows(printed) == [
-        *("system", "---"),
+    names = [
         *(f"strict: {name}" for name in systems),
         *(f"resources: {name}" for name in (*floors, *systems[1:])),
-        "supervised, 14,500 pairs",
+        "pairs: supervised",
     ]
-    assert run("unsup_en_fr.py", "--quick", "--out", tmp_path) == printed
-    trained = ("--run", tmp_path / "resources-bt", "--data", tmp_path / "resources-data")
+    assert rows(printed) == 2 * ["system", "---", *names]
+    assert run("unsup_pairs.py", *options, "en-fr") == printed
+    options = (*options, "en-ro", "--settings", "resources", "--stages", "floors")
+    both = rows(run("unsup_pairs.py", *options))
+    assert set(both) == {"system", "---", *names, "resources: word by word"}
+    folder = tmp_path / "en-fr"
+    trained = ("--run", folder / "resources-bt", "--data", folder / "resources-data")
     printed = run("unsup_generation.py", "--quick", *trained, "--sizes", 300, "--out", tmp_path)
     assert rows(printed) == ["batch tokens", "---", "300"]

@@ -168,6 +168,15 @@ class WordsConfig(Section):
         return self
 
 
+class EmbeddingsConfig(Section):
+    """Subword embeddings to begin with, [embeddings] in a recipe."""
+
+    encoder: str = Field(
+        description="Folder or hub name of a multilingual encoder: a subword's embedding begins "
+        "as the encoder's states of it, reduced to model_dim; without --init."
+    )
+
+
 class NoiseConfig(Section):
     """Noise on the words of a sentence, [noise] in a recipe (Lample et al., 2018, section 2.3)."""
 
@@ -301,6 +310,7 @@ class UnsupervisedRecipe(PretrainRecipe):
     data: UnsupervisedData
     subwords: SharedSubwords = SharedSubwords()
     words: WordsConfig | None = None
+    embeddings: EmbeddingsConfig | None = None
     noise: NoiseConfig = NoiseConfig()
     objectives: ObjectivesConfig = ObjectivesConfig()
     generate: GenerateConfig = GenerateConfig()

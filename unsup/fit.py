@@ -20,6 +20,7 @@ from bertfused.fit import (
     translation_loss,
 )
 from bertfused.model import FusedTransformer
+from bertfused.pretrained import PretrainedEncoder
 from bertfused.store import IdStore
 from bertfused.subwords import Tokenizer
 from bertfused.text import read_lines
@@ -28,6 +29,7 @@ from bertfused.translate import Member, Translator
 from bertfused.vocab import MASK
 from bertfused.wordpieces import own_model_folder
 from unsup.config import Objective, ObjectivesConfig, UnsupervisedRecipe, points
+from unsup.embeddings import start_embeddings
 from unsup.noise import WordNoise
 from unsup.objectives import BackTranslator, Sentences, UnsupervisedLoss, steps
 from unsup.prepare import word_translations, words_sha256
@@ -105,11 +107,29 @@ def _build(
         )
     model, encoder, card = build_network(recipe, data, languages)
     start = None if init is None else _start(model, init, recipe, data, tokenizer)
+    if recipe.embeddings is not None:
+        _start_embeddings(model, recipe.embeddings.encoder, tokenizer, init)
     noise = WordNoise(tokenizer, recipe.noise)
     pairs = translation_loss(recipe, model, encoder)
     module = UnsupervisedLoss(pairs, noise, recipe.objectives, tokenizer)
     member = Member(card, model, tokenizer, tokenizer, encoder)
     return member, module, make_trainer(module, recipe, start, device), start
+
+
+def _start_embeddings(
+    model: FusedTransformer, name: str, tokenizer: Tokenizer, init: Path | None
+) -> None:
+    """Begin with the embeddings that an encoder gives the subwords."""
+    if init is not None:
+        raise UserError(
+            f"[embeddings] says how a fresh model begins, but this one begins from {init}; leave "
+            "one of the two out"
+        )
+    texts = [""] * len(tokenizer.vocabulary)
+    for id in tokenizer.vocabulary.ordinary:
+        texts[id] = tokenizer.decode([id]).removesuffix("@@").strip()
+    count = start_embeddings(model, texts, PretrainedEncoder(name))
+    _logger.info("%s of %s embeddings begin as %s has them", f"{count:,}", f"{len(texts):,}", name)
 
 
 def _stores(data: DataFolder) -> tuple[IdStore, IdStore]:

@@ -13,6 +13,7 @@ from tests.end_to_end.children import die_at, finish, start
 from tests.end_to_end.corpus import fail, succeed
 from tests.end_to_end.test_processes import torchrun
 from tests.end_to_end.test_resume import check_loadable, contents
+from tests.tiny_encoders import make_encoder
 from tests.tiny_texts import Texts, make_texts
 
 ALL = ["objectives.denoising=0:1,4:0.5", "objectives.mass=0.3", "objectives.teacher=average"]
@@ -244,6 +245,16 @@ def test_pretrained_by_masked_spans(texts: Texts, tmp_path: Path) -> None:
     assert f"warm start from {tmp_path / 'mass'}: loaded" in said.err
     refused = fail(*command, "--out", tmp_path / "none", "--set", "pretrain.valid_lines=120")
     assert "120 lines of 'ab', of which the last 120 (pretrain.valid_lines) are held out" in refused
+
+
+def test_embeddings_begin_from_an_encoder(texts: Texts, run: Path, tmp_path: Path) -> None:
+    encoder = make_encoder("bert", tmp_path / "encoder")
+    train = ["unsup train", texts.folder / "recipe.toml", "--data", texts.folder / "data"]
+    train += options(embeddings={"encoder": str(encoder)}, train={"max_steps": 2})
+    assert f"embeddings begin as {encoder} has them" in succeed(*train, "--out", tmp_path / "a").err
+    refused = fail(*train, "--init", run, "--out", tmp_path / "b")
+    assert f"[embeddings] says how a fresh model begins, but this one begins from {run}" in refused
+    assert not (tmp_path / "b").exists()
 
 
 @pytest.mark.parametrize("kind", ["induced", "dictionary"])
