@@ -9,7 +9,7 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -338,8 +338,16 @@ class SearchConfig(Section):
 
 
 class AnyRecipe(Section):
-    """What the recipes of all modes have in common."""
+    """What the recipes of all modes have in common.
 
+    Attributes:
+        may_change: Pattern of the keys that may differ on ``--resume``: how long or how verbosely a
+            run goes on, not what it computes.
+    """
+
+    may_change: ClassVar[str] = (
+        r"train\.(max_steps|max_epochs|max_minutes|patience|log_every|keep_last|keep_best)|search\..*"
+    )
     data: TextConfig
     subwords: SubwordsConfig = SubwordsConfig()
     model: ModelConfig = ModelConfig()

@@ -46,10 +46,6 @@ from bertfused.training import Place, Trainer, TrainState
 
 _logger = logging.getLogger(__name__)
 
-# Changing these on --resume changes how long or how verbosely a run goes on, not what it computes.
-_MAY_CHANGE = re.compile(
-    r"train\.(max_steps|max_epochs|max_minutes|patience|log_every|keep_last|keep_best)|search\..*"
-)
 _TRAINING = "training.safetensors"
 _STATE = "training.json"
 
@@ -129,7 +125,7 @@ class RunFolder:
             if old.get(key) == new.get(key) or key.startswith(("data.", "subwords.reuse")):
                 continue
             is_steps = key == "train.max_steps" and recipe.optim.schedule == "linear"
-            if is_steps or not _MAY_CHANGE.fullmatch(key):
+            if is_steps or not re.fullmatch(recipe.may_change, key):
                 raise UserError(
                     f"cannot resume {self.path}: {key} was {old.get(key)!r} and is {new.get(key)!r}"
                 )

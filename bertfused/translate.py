@@ -37,6 +37,8 @@ from bertfused.subwords import Tokenizer
 
 Long = Literal["truncate", "split", "error"]
 
+#: Counts the translations that have no end of their own.
+CUT = "translations ended by the maximum length"
 # Lines looked at together to be sorted by length; the bound on memory.
 _WINDOW = 4096
 # Sampling streams kept apart within a line that is split.
@@ -452,7 +454,7 @@ class Translator:
             for hypotheses, limit in zip(found, max_lengths.tolist(), strict=True)
         )
         if cut:
-            self.counts["translations ended by the maximum length"] += cut
+            self.counts[CUT] += cut
         return found
 
     def translated(self, hypothesis: Hypothesis) -> Translated:

@@ -307,6 +307,7 @@ class PretrainRecipe(AnyRecipe):
 class UnsupervisedRecipe(PretrainRecipe):
     """A recipe of unsupervised translation."""
 
+    may_change = rf"{PretrainRecipe.may_change}|validation\.(max_copied|max_wrong|guard_from)"
     data: UnsupervisedData
     subwords: SharedSubwords = SharedSubwords()
     words: WordsConfig | None = None

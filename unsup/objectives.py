@@ -32,7 +32,7 @@ from bertfused.search import line_seeds
 from bertfused.store import IdStore
 from bertfused.subwords import Tokenizer
 from bertfused.training import LossModule, Place, Step, TranslationLoss, autocast
-from bertfused.translate import Translator
+from bertfused.translate import CUT, Translator
 from unsup.config import OBJECTIVES, Objective, ObjectivesConfig
 from unsup.noise import Ids, WordNoise, span_size
 
@@ -215,6 +215,10 @@ class BackTranslator:
         member.model.train(was_training)
         return [list(hypotheses[0].ids) for hypotheses in found]
 
+    def take_cut(self) -> int:
+        """Return how many translations the maximum length has ended since the last call."""
+        return self.translator.counts.pop(CUT, 0)
+
 
 class UnsupervisedLoss(LossModule):
     """The weighted losses of the objectives, on pairs that it makes of sentences.
@@ -278,7 +282,10 @@ class UnsupervisedLoss(LossModule):
             for name in OBJECTIVES
             if (tokens := sums[f"{name} tokens"])
         }
-        return values | ({"generation_seconds": sums["seconds"]} if sums["seconds"] else {})
+        if translated := sums["translated"]:
+            values["generation_seconds"] = sums["seconds"]
+            values["generation_cut"] = self.translator.take_cut() / translated
+        return values
 
     def _noised(self, sentences: Sequence[Ids]) -> list[Ids]:
         return [self.noise(ids, self._random) for ids in sentences]
@@ -291,6 +298,7 @@ class UnsupervisedLoss(LossModule):
         examples = self._examples(sentences, languages, into)
         found = self.translator.translate(examples, self._random)
         self._sums["seconds"] += time.perf_counter() - begin
+        self._sums["translated"] += len(found)
         return [np.array(ids) for ids in found]
 
     def _examples(

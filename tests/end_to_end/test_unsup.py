@@ -156,6 +156,9 @@ def test_a_model_that_copies_is_stopped_and_saved(texts: Texts, tmp_path: Path) 
     assert "step 3: " in said
     assert "look like the language of the source" in said or "the model copies" in said
     assert (tmp_path / "run/checkpoints/step-3").is_dir()
+    relaxed = ["--set", "validation.max_wrong=1", "--set", "validation.max_copied=1", "--resume"]
+    said = succeed(*command, "--out", tmp_path / "run", *options, *relaxed).err
+    assert "resuming with validation.max_wrong = 1.0 (was 1e-06)" in said
 
 
 def test_what_does_not_fit_the_data_is_refused(texts: Texts, run: Path, tmp_path: Path) -> None:

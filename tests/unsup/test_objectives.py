@@ -158,6 +158,15 @@ def test_back_translation_gives_no_gradient_to_the_translator(texts: Texts) -> N
     assert any(p.grad is not None for p in module.model.parameters())
 
 
+def test_translations_without_an_end_are_counted(texts: Texts) -> None:
+    _, module = module_of(texts, generate={"max_length_a": 0.0, "max_length_b": 3})
+    made = batch_of(module, sentences_of(texts, backtranslation="1"), 1, 1, 0)
+    cut = (made.batch.source_mask.sum(1) > 3).sum().item()
+    assert cut > 0
+    assert module.take_values()["generation_cut"] == cut / len(made.batch.source)
+    assert module.take_values() == {}
+
+
 def test_a_masked_span_is_predicted_from_the_rest(texts: Texts) -> None:
     _, module = module_of(texts)
     sentences = sentences_of(texts, mass="1")
