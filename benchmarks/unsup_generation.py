@@ -12,6 +12,7 @@ import torch
 from common import REPOSITORY, publish, spread, table
 
 from bertfused.config import check_recipe
+from bertfused.console import keep_freed_memory
 from bertfused.data import DataFolder
 from bertfused.run import read_config
 from bertfused.training import Place
@@ -26,6 +27,7 @@ class Training:
 
     def __init__(self, run: Path, data: Path, batch_tokens: int) -> None:
         recipe = read_config(run, UnsupervisedRecipe).model_dump(exclude_unset=True)
+        recipe.pop("embeddings", None)
         recipe["objectives"] = {"backtranslation": "1", "denoising": "0", "teacher": "average"}
         recipe["train"] = recipe["train"] | {"batch_tokens": batch_tokens}
         recipe["optim"] = {"ema": 0.99} | recipe["optim"]
@@ -59,6 +61,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=REPOSITORY / "runs" / "unsup_generation")
     parser.add_argument("--quick", action="store_true", help="a few seconds, no meaning")
     args = parser.parse_args()
+    keep_freed_memory()  # as every command does
     torch.set_num_threads(1)
     turns, steps = (1, 1) if args.quick else (args.turns, 8)
     trainings = {size: Training(args.run, args.data, size) for size in args.sizes}

@@ -1,5 +1,6 @@
 """Train a model from a recipe: what is built, what happens at intervals, what is left behind."""
 
+import hashlib
 import json
 import logging
 import math
@@ -625,7 +626,7 @@ def _facts(data: DataFolder, init: Path | None) -> dict[str, Any]:
     return {
         "data": str(data.path.resolve()),
         "data_sha256": sha256_file(report) if report.exists() else None,
-        "init": None if init is None else str(init.resolve()),
+        "init": None if init is None else str(init.resolve() if init.exists() else init),
         "init_sha256": None if init is None else _weights_sha256(init),
         "code": {"version": __version__, "commit": _commit()},
         "torch": torch.__version__,
@@ -634,11 +635,13 @@ def _facts(data: DataFolder, init: Path | None) -> dict[str, Any]:
     }
 
 
-def _weights_sha256(init: Path) -> str | None:
-    """Return the hash of a model's weights; None for one that is on a hub."""
+def _weights_sha256(init: Path) -> str:
+    """Return the hash of a model's weights; of one that is on a hub, that of its name."""
     folders = (init / "model", init)
     found = next((own / WEIGHTS for own in folders if (own / WEIGHTS).is_file()), None)
-    return None if found is None else sha256_file(found)
+    if found is not None:
+        return sha256_file(found)
+    return hashlib.sha256(str(init).encode()).hexdigest()
 
 
 def _commit() -> str | None:

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+import bertfused.fit
 from bertfused.checkpoint import load_card, load_model, model_tensors, write_card
 from bertfused.config import Recipe
 from bertfused.data import DataFolder
@@ -105,3 +106,11 @@ def test_a_corpus_is_passed_through_by_its_weight(tmp_path: Path) -> None:
     assert len(np.concatenate(training.batches(100))) == 6
     with pytest.raises(UserError, match=r"weights to 3 corpora, but .* how large each is of 2"):
         examples(data, "train", None, [1.0, 2.0, 3.0])
+
+
+def test_another_start_is_another_hash(tmp_path: Path) -> None:
+    """Or a run would go on from what it did not begin with; a hub has no file to be hashed."""
+    make_run(tmp_path / "first")
+    make_run(tmp_path / "second", encoder_layers=3)
+    starts = [tmp_path / "first", tmp_path / "second", Path("lab/xlm"), Path("lab/other")]
+    assert len({*map(bertfused.fit._weights_sha256, starts)}) == 4
