@@ -88,7 +88,7 @@ RECIPE: dict[str, Any] = {
     },
     "optim": {"lr": 4e-3, "warmup_steps": 400, "ema": 0.995},
     "objectives": {
-        "words": "0:1,1200:1,1500:0",
+        "words": "0:1,1200:1,1500:0.25",
         "denoising": "0",
         "backtranslation": "0:0,1200:0,1201:1",
         "teacher": "average",
