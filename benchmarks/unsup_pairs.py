@@ -56,6 +56,7 @@ class Pair:
     source: str
     target: str
     texts: Callable[[], Texts]
+    test: str
     dictionaries: list[dict[str, str]]
 
     @property
@@ -70,8 +71,8 @@ class Pair:
 
 
 PAIRS = {
-    "en-fr": Pair("en", "fr", english_french, FREEDICT),
-    "en-ro": Pair("en", "ro", english_romanian, []),
+    "en-fr": Pair("en", "fr", english_french, "test2016", FREEDICT),
+    "en-ro": Pair("en", "ro", english_romanian, "rosts", []),
 }
 SETTINGS = ("strict", "resources")
 STAGES = ("floors", "bt", "words only", "fused", "control", "supervised")
@@ -199,6 +200,9 @@ class Experiment:
             "target": target,
             "mono": {source: [f"mono.{source}"], target: [f"mono.{target}"]},
             "dev": {"source": f"dev.{source}", "target": f"dev.{target}"},
+            "test": [
+                {"name": self.pair.test, "source": f"test.{source}", "target": f"test.{target}"}
+            ],
         }
         values = {"data": data, **{key: dict(value) for key, value in RECIPE.items()}}
         values["train"]["max_minutes"] = self.minutes if minutes is None else minutes
