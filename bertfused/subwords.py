@@ -39,6 +39,7 @@ _SPACE = "\u2581"  # how sentencepiece writes a space
 _UNLEARNED = re.compile(r"[^\S ]|[\x00-\x1f\x7f-\x9f\u2581\u2585]")
 _MAX_TRAINING_LINES = 500_000
 _MAX_CACHED_WORDS = 500_000
+_MANY = 10_000  # characters
 
 _Encoder = Callable[[Sequence[str]], list[list[int]]]
 _logger = logging.getLogger(__name__)
@@ -353,11 +354,12 @@ def _learn_pieces(texts: Sequence[Path], size: int) -> SentencePieces:
     step = -(-number // _MAX_TRAINING_LINES) or 1
     if step > 1:
         _logger.info("subwords are learned from every %d-th of %d lines", step, number)
-    lines = chain.from_iterable(read_lines(path) for path in texts)
+    lines = islice(chain.from_iterable(read_lines(path) for path in texts), 0, None, step)
+    cleaned = (_UNLEARNED.sub(" ", line) for line in lines)
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=(_UNLEARNED.sub(" ", line) for line in islice(lines, 0, None, step)),
+            sentence_iterator=chain.from_iterable(map(_cut_at_spaces, cleaned)),
             model_writer=model,
             model_type="unigram",
             vocab_size=size,
@@ -375,6 +377,19 @@ def _learn_pieces(texts: Sequence[Path], size: int) -> SentencePieces:
     except RuntimeError as error:
         raise _explained(error, texts, size) from error
     return SentencePieces(model.getvalue())
+
+
+def _cut_at_spaces(line: str) -> Iterator[str]:
+    """Cut a very long line into parts, each but the last the first ``_MANY`` characters or more.
+
+    The trainer's time grows with the square of the longest text that comes twice, as in a line
+    that repeats one word.
+    """
+    start = 0
+    while (space := line.find(" ", start + _MANY)) >= 0:
+        yield line[start:space]
+        start = space + 1
+    yield line[start:]
 
 
 def _explained(error: RuntimeError, texts: Sequence[Path], size: int) -> Exception:

@@ -18,6 +18,7 @@ from bertfused.subwords import (
     SentencePieces,
     Tokenizer,
     Words,
+    _cut_at_spaces,
     build_vocabulary,
     load_subwords,
     load_tokenizer,
@@ -249,6 +250,15 @@ def test_long_lines_are_learned_from(tmp_path: Path, folder: Path) -> None:
     tokenizer = train_subwords("sentencepiece", {"en": [path]}, 274, folder)["en"]
     symbols = tokenizer.subwords.split("zebra quagga okapi")
     assert not any(symbol.startswith("<0x") for symbol in symbols)
+
+
+def test_very_long_lines_are_learned_from_in_parts() -> None:
+    """100,000 times one word took the trainer minutes."""
+    for line in ("", "word", "word " * 30_000, " " * 30_000, "x" * 30_000, f"a {'x' * 30_000} b"):
+        parts = list(_cut_at_spaces(line))
+        assert " ".join(parts) == line
+        assert all(" " not in part[10_000:] for part in parts)
+    assert len(list(_cut_at_spaces("word " * 30_000))) == 15
 
 
 def test_byte_pairs_are_those_of_subword_nmt(files: dict[str, list[Path]], folder: Path) -> None:
