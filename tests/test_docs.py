@@ -366,6 +366,7 @@ def run_page(page: Path, folder: Path) -> str:
         text = re.sub(r"validate_every = \d+", "validate_every = 2", text)
         text = text.replace('"dev": 10, "test": 20', '"dev": 2, "test": 2')
         text = text.replace("--out more", "--out more --documents 4")
+        text = text.replace("unsup pretrain", "unsup pretrain --set pretrain.valid_lines=10")
         # What a model of four steps writes has no end.
         text = text.replace("[mix]\n", "[filter]\nmax_ratio = 250\nmax_repeats = 250\n\n[mix]\n")
         if block.language == "toml" and "[data]" in text and "[optim]" in text:
