@@ -98,8 +98,16 @@ RECIPE: dict[str, Any] = {
     "validation": {"lines": 300},
     "search": {"beam_size": 5},
 }
-# Trained on from the best model.
-LATER = {"words": "0", "denoising": "0", "backtranslation": "1", "teacher": "average"}
+# Trained on from the best model, at about the learning rate that it ended with.
+LATER: dict[str, dict[str, Any]] = {
+    "objectives": {"words": "0", "denoising": "0", "backtranslation": "1", "teacher": "average"},
+    "optim": {"lr": 1.2e-3, "warmup_steps": 200},
+}
+# Weights that are new in a fused model learn faster.
+FUSED: dict[str, dict[str, Any]] = {
+    "fusion": {"encoder": ENCODER, "drop_net": 0.0},
+    "optim": {**LATER["optim"], "new_lr_scale": 3.0},
+}
 
 
 class Experiment:
@@ -175,9 +183,9 @@ class Experiment:
         if stage == "words only":
             changes["objectives"] = {"words": "1", "backtranslation": "0"}
         elif stage in ("fused", "control"):
-            changes["objectives"] = LATER
+            changes |= LATER
         if stage == "fused":
-            changes["fusion"] = {"encoder": ENCODER, "drop_net": 0.0}
+            changes |= FUSED
         is_later = stage in ("fused", "control")
         recipe = self.recipe(f"{setting}-{stage}", self.later if is_later else None, changes)
         data, run = self.folder / f"{setting}-data", self.folder / f"{setting}-{stage}"
@@ -293,6 +301,12 @@ class Experiment:
 
 
 Kept = dict[str, dict[str, dict[str, Any]]]  # what was found, by pair and by "setting stage"
+
+
+def read_kept(path: Path) -> Kept:
+    """Return what was found so far."""
+    kept: Kept = json.loads(path.read_text()) if path.exists() else {}
+    return kept
 
 
 def curves_of(kept: Kept, pair: str) -> dict[str, dict[str, list[float]]]:
@@ -416,7 +430,7 @@ def main() -> None:
     args = parser.parse_args()
     shared_data("freedict")
     results = (args.out if args.quick else DOCS / "results") / "unsup_pairs.json"
-    kept: Kept = json.loads(results.read_text()) if results.exists() else {}
+    kept = read_kept(results)
     for pair in args.pairs:
         experiment = Experiment(pair, args.out, args.minutes, args.later, args.quick)
         for setting in args.settings:
@@ -424,6 +438,7 @@ def main() -> None:
                 if stage == "supervised" and setting != SETTINGS[-1]:
                     continue  # once, it is of no setting
                 found = experiment.run(setting, stage)
+                kept = read_kept(results)  # what another run has found meanwhile stays
                 kept.setdefault(pair, {})[f"{setting} {stage}"] = found
                 results.parent.mkdir(parents=True, exist_ok=True)
                 results.write_text(json.dumps(kept, indent=1) + "\n")
