@@ -32,6 +32,7 @@ from bertfused.options import (
     Run,
     Set,
     Source,
+    To,
     search_option,
 )
 from bertfused.progress import warn_of
@@ -180,6 +181,7 @@ def add_commands(app: typer.Typer, mode: Mode) -> None:
         target: Annotated[
             Path, typer.Option("--target", help="Its translations, line i of line i of the source.")
         ],
+        to: To = None,
         output: Annotated[
             Path | None, typer.Option("--output", show_default="stdout", help="The scores.")
         ] = None,
@@ -193,8 +195,9 @@ def add_commands(app: typer.Typer, mode: Mode) -> None:
         log_to_stderr(quiet)
         from bertfused.scoring import PairScore
 
+        _check_direction(run, to)
         translator = mode.load(
-            run, device=device, encoder=encoder, encoder_precision=encoder_precision
+            run, to=to, device=device, encoder=encoder, encoder_precision=encoder_precision
         )
         documents = translator.documents
         pairs, structure = tee(read_pairs_of(mode, source, target, documents))
@@ -215,6 +218,7 @@ def add_commands(app: typer.Typer, mode: Mode) -> None:
         reference: Annotated[
             Path, typer.Option("--reference", help="Human translations, detokenised, line by line.")
         ],
+        to: To = None,
         as_json: Annotated[
             bool, typer.Option("--json", help="Print the scores and signatures as one JSON object.")
         ] = False,
@@ -246,8 +250,9 @@ def add_commands(app: typer.Typer, mode: Mode) -> None:
         from bertfused.evaluation import bleu_by_pronouns, evaluation, readable
 
         has_pronoun = None if by_pronouns is None else pronoun_finder(by_pronouns)
+        _check_direction(run, to)
         translator = mode.load(
-            run, device=device, encoder=encoder, encoder_precision=encoder_precision
+            run, to=to, device=device, encoder=encoder, encoder_precision=encoder_precision
         )
         search = search_options(
             translator.search,
@@ -290,12 +295,7 @@ def add_translate(
     @app.command()
     def translate(
         run: Run,
-        to: Annotated[
-            str | None,
-            typer.Option(
-                "--to", help="Language to translate into, of a model of several directions."
-            ),
-        ] = None,
+        to: To = None,
         input: Annotated[
             Path | None,
             typer.Option("--input", show_default="stdin", help="Text to translate."),
@@ -366,6 +366,7 @@ def add_translate(
     ) -> None:
         """Translate lines, one output line for each input line."""
         log_to_stderr(quiet)
+        _check_direction(run, to)
         translator = load(
             run,
             ensemble=ensemble or (),
@@ -411,6 +412,16 @@ def add_translate(
                     writer.write_line(line)
                 advance(1)
         warn_of(translator.counts)
+
+
+def _check_direction(run: Path, to: str | None) -> None:
+    """Refuse to guess which of its directions a model is to translate in."""
+    from bertfused.checkpoint import load_card, model_folder
+
+    card = load_card(model_folder(run))
+    if to is None and card.languages:
+        choices = " or ".join(f"--to {language}" for language in card.languages)
+        raise UserError(f"{run} translates {card.directions}; give {choices}")
 
 
 def train_model(

@@ -82,7 +82,15 @@ def keep_freed_memory() -> None:
 
 
 # What goes wrong with files and disks for no fault of the code.
-_FILE_TROUBLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.ENOTDIR}
+_FILE_TROUBLE = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EROFS,
+    errno.EACCES,
+    errno.ENOTDIR,
+    errno.ENAMETOOLONG,
+}
 
 
 def _fail(app: typer.Typer, sentence: str) -> None:

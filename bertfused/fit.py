@@ -269,6 +269,8 @@ def train_run(
                 run.write_config(recipe)
             elif is_first:
                 run.create(recipe, facts)
+            if is_first:
+                run.remove_leftovers()
             if dist.is_initialized():
                 dist.barrier()  # the others look into the folder only once it is as it should be
             with log_to(out / "log.txt" if is_first else None):
@@ -473,6 +475,7 @@ class Session:
             self.values = self._known_values()
             self.run.save(self.trainer, state, self.card, self.data.path, self._kept())
             if validation.problem is not None:
+                self._write_report(state)
                 raise UserError(f"step {state.step}: {validation.problem}")
         self.window.clear()  # a resumed run begins here, and must log the same means
         self.trainer.module.take_values()
@@ -503,12 +506,22 @@ class Session:
         self.run.log(state.step, validation.values | {"valid_value": validation.value})
 
     def _finish(self, state: TrainState) -> None:
-        if self.run.is_first:
-            with replace_file(self.run.path / "report.md") as handle:
-                handle.write(_report(self, state).encode())
-            _logger.info(
-                "the best model, of step %d, is %s", state.best_step, self.run.path / "model"
+        if not self.run.is_first:
+            return
+        self._write_report(state)
+        model = self.run.path / "model"
+        if not state.step:
+            _logger.warning("no update was made: there is no model")
+        elif not (model / WEIGHTS).is_file():
+            raise UserError(
+                f"{model} is not there: it was taken away, or no validation gave a number"
             )
+        else:
+            _logger.info("the best model, of step %d, is %s", state.best_step, model)
+
+    def _write_report(self, state: TrainState) -> None:
+        with replace_file(self.run.path / "report.md") as handle:
+            handle.write(_report(self, state).encode())
 
 
 def _sizes(trainer: Trainer) -> tuple[int, int]:

@@ -58,6 +58,10 @@ BatchTokens = Annotated[
         help="Source tokens of a batch, padding included; changes speed and memory only.",
     ),
 ]
+To = Annotated[
+    str | None,
+    typer.Option("--to", help="Language to translate into, of a model of several directions."),
+]
 Source = Annotated[
     Path, typer.Option("--source", help="Source text, one sentence a line; .gz and .zst by suffix.")
 ]

@@ -49,6 +49,7 @@ from bertfused.text import (
     open_output,
     read_lines,
     read_pairs,
+    remove_partials,
     replace_file,
     sha256_file,
 )
@@ -58,12 +59,11 @@ Reason = Literal["empty", "long", "unbalanced"]
 
 _CHUNK = 2048  # pairs encoded at a time
 _TEXT = ".text"  # folder of the text that subwords are learned from
-_OWN = re.compile(
+_OWN = (
     r"(train|valid|test\d*)\.(docids|[^.]+\.raw\.[^.]+|(bert\.)?[^.]+\.[^.]+\.(bin|idx))"
     r"|mono\.[^.]+\.(bin|idx)"
     r"|dict\.[^.]+\.txt|sentencepiece\.[^.]+\.model|bpe\.[^.]+\.codes"
 )
-_PARTIAL = re.compile(rf"\.({_OWN.pattern}|data\.toml)\.[0-9a-f]+\.partial")
 _logger = logging.getLogger(__name__)
 
 
@@ -168,6 +168,8 @@ def prepare(
     wordpieces = None
     if recipe.fusion is not None:
         wordpieces = _load_wordpieces(recipe.fusion, recipe.data.source)
+    if (out / "config.toml").exists():
+        raise UserError(f"{out} holds a run; give another folder")
     tokenizers = _reused_tokenizers(recipe)
     planned = _plan(recipe, tokenizers, wordpieces, documents)
     make_folder(out)
@@ -385,12 +387,13 @@ def _start(out: Path) -> None:
         UserError: If there is data in it that this program did not make.
     """
     names = (path.name for path in out.iterdir())
-    found = sorted(name for name in names if _OWN.fullmatch(name) or _PARTIAL.fullmatch(name))
+    found = sorted(name for name in names if re.fullmatch(_OWN, name))
     is_ours = (out / REPORT).exists() or (out / UNFINISHED).exists()
     if found and not is_ours:
         raise UserError(f"{out} holds data of another program ({found[0]}); give another folder")
     (out / UNFINISHED).touch()
     (out / REPORT).unlink(missing_ok=True)
+    remove_partials(out, rf"{_OWN}|{re.escape(REPORT)}")
     for name in found:
         (out / name).unlink()
     for folder in (_TEXT, "features") if is_ours else ():

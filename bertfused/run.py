@@ -16,6 +16,7 @@ import logging
 import math
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -39,9 +40,10 @@ from bertfused.checkpoint import (
     write_tensors,
 )
 from bertfused.config import AnyRecipe, Corpus, RecipeT, flatten, load_recipe
+from bertfused.data import REPORT
 from bertfused.errors import UserError
 from bertfused.pretrained import PretrainedEncoder
-from bertfused.text import read_lines, replace_file
+from bertfused.text import read_lines, remove_partials, replace_file
 from bertfused.training import Place, Trainer, TrainState
 
 _logger = logging.getLogger(__name__)
@@ -93,11 +95,13 @@ class RunFolder:
         return dict(sorted(steps.items()))
 
     def check_new(self) -> None:
-        """Refuse a folder in which there is a run already.
+        """Refuse a folder in which there is a run already, or data.
 
         Raises:
-            UserError: If there is one.
+            UserError: If there is.
         """
+        if (self.path / REPORT).exists():
+            raise UserError(f"{self.path} is a DATA folder; give another one for the run")
         if (self.path / "config.toml").exists():
             raise UserError(f"{self.path} already holds a run; continue it with --resume")
 
@@ -111,6 +115,14 @@ class RunFolder:
         """Write the resolved recipe."""
         with replace_file(self.path / "config.toml") as handle:
             handle.write(tomli_w.dumps(recipe.model_dump(mode="json", exclude_none=True)).encode())
+
+    def remove_leftovers(self) -> None:
+        """Remove what a killed process was writing, and checkpoints that it was dropping."""
+        remove_partials(self.path, r"(config|run|metrics|report)\.\w+")
+        remove_partials(self.path / "model", ".*")
+        for pattern in ("step-*.partial", "step-*.old"):
+            for folder in (self.path / "checkpoints").glob(pattern):
+                shutil.rmtree(folder)
 
     def check_config(self, recipe: AnyRecipe, facts: dict[str, Any]) -> None:
         """Refuse to resume with options that change what is computed; say which others changed.

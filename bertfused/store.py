@@ -186,6 +186,7 @@ def _read_mmap(index: _Bytes, data: _Bytes, prefix: Path) -> IdStore:
     offsets = index[start + 4 * number :].view("<i8")
     end = int(offsets[-1]) + int(sizes[-1]) * dtype.itemsize if number else 0
     _require(len(data) == end, prefix, "bin")
+    _check_index(sizes, offsets, dtype.itemsize, end, prefix)
     return IdStore(sizes, offsets, dtype.itemsize, data.view(dtype), 0)
 
 
@@ -202,6 +203,7 @@ def _read_cached(index: _Bytes, data: _Bytes, prefix: Path) -> IdStore:
     offsets = index[start:middle].view("<i8")
     sizes = index[middle:].view("<i8")
     _require(len(data) == int(offsets[-1]) * dtype.itemsize, prefix, "bin")
+    _check_index(sizes, offsets, 1, int(offsets[-1]), prefix)
     return IdStore(sizes, offsets, 1, data.view(dtype), 1)
 
 
@@ -217,6 +219,19 @@ def _dtype(version: int, code: int, prefix: Path) -> np.dtype[Any]:
             f"sentences are read of version 1 and types {', '.join(map(str, _DTYPES))}"
         )
     return _DTYPES[code]
+
+
+def _check_index(sizes: _Integers, offsets: _Integers, unit: int, total: int, prefix: Path) -> None:
+    """Refuse an index whose sentences do not lie one after the other, up to the end."""
+    end, is_right = 0, True
+    for start in range(0, len(sizes), _CHUNK):
+        own = sizes[start : start + _CHUNK].astype(np.int64)
+        ends = end + np.cumsum(own) * unit
+        begins = np.concatenate(([end], ends[:-1]))
+        is_right &= bool((own >= 0).all() and (begins == offsets[start : start + len(own)]).all())
+        end = int(ends[-1])
+    if not is_right or end != total:
+        raise UserError(f"{prefix}.idx is damaged: its offsets are not the sums of its sizes")
 
 
 def _require(is_whole: bool, prefix: Path, suffix: str) -> None:

@@ -11,6 +11,7 @@ import gzip
 import hashlib
 import logging
 import os
+import re
 import secrets
 import sys
 import zlib
@@ -198,8 +199,21 @@ def replace_file(path: Path) -> Iterator[BinaryIO]:
         _sync_folder(final.parent)
 
 
+def remove_partials(folder: Path, names: str) -> None:
+    """Remove what a killed process left of files that it was writing.
+
+    Args:
+        names: Regular expression of the names that they would have got.
+    """
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if re.fullmatch(rf"\.({names})\.[0-9a-f]+\.partial", path.name):
+            path.unlink(missing_ok=True)
+
+
 def _records(path: Path | None) -> Iterator[bytes]:
     """Yield the records of a file as bytes, with their line ends."""
+    if path is None and sys.stdin is None:
+        raise OSError("it is closed")
     if path is None:
         yield from sys.stdin.buffer
     elif path.suffix in (".gz", ".zst") and path.is_file() and not path.stat().st_size:

@@ -42,7 +42,7 @@ def points(schedule: str) -> tuple[tuple[int, float], ...]:
     Raises:
         ValueError: If it is no schedule.
     """
-    number = r"\d+(\.\d*)?|\.\d+"
+    number = r"(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?"
     if re.fullmatch(number, schedule):
         return ((0, float(schedule)),)
     parts = [part.strip() for part in schedule.split(",")]

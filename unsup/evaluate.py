@@ -67,13 +67,15 @@ def evaluate(
     if not folder.splits:
         raise UserError(f"{data} was prepared without dev and test sets")
     (member,) = Translator.load(run, device=device, encoder=encoder).members
-    for source, target in ((first, second), (second, first)):
-        translator = Translator([member.towards(target)], choose_device(device))
+    # Both before the first line is translated, so that a model of one direction is refused at once.
+    members = [member.towards(target) for target in (second, first)]
+    for (source, target), own in zip(((first, second), (second, first)), members, strict=True):
+        translator = Translator([own], choose_device(device))
         for name in folder.splits:
             split = folder.split(name)
             texts = {first: split.source_text, second: split.target_text}
             sources, references = (list(read_lines(texts[side])) for side in (source, target))
-            hypotheses = [own.text for own in translator.translate(sources, search)]
+            hypotheses = [line.text for line in translator.translate(sources, search)]
             if output is not None:
                 _write(output, f"{name}.{source}-{target}", hypotheses)
             score = bleu(

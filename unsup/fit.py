@@ -23,16 +23,15 @@ from bertfused.model import FusedTransformer
 from bertfused.pretrained import PretrainedEncoder
 from bertfused.store import IdStore
 from bertfused.subwords import Tokenizer
-from bertfused.text import read_lines
+from bertfused.text import read_pairs
 from bertfused.training import Trainer
 from bertfused.translate import Member, Translator
-from bertfused.vocab import MASK
 from bertfused.wordpieces import own_model_folder
 from unsup.config import Objective, ObjectivesConfig, UnsupervisedRecipe, points
 from unsup.embeddings import start_embeddings
 from unsup.noise import WordNoise
 from unsup.objectives import BackTranslator, Sentences, UnsupervisedLoss, steps
-from unsup.prepare import word_translations, words_sha256
+from unsup.prepare import check_shared, word_translations, words_sha256
 from unsup.pretrain import HeldOutText, check_held_out
 from unsup.validation import LanguageIdentity, RoundTrip
 from unsup.xlm import start_from_xlm
@@ -60,7 +59,8 @@ def set_up(recipe: AnyRecipe, data: DataFolder, init: Path | None, device: torch
     )
     stores, words, files = _stores(data), None, {}
     if _uses(recipe, "words"):
-        words, files = word_translations(data), {"words_sha256": words_sha256(data)}
+        words = word_translations(data, recipe.words)
+        files = {"words_sha256": words_sha256(data)}
     examples = Sentences(stores, words, recipe.objectives, recipe.noise.mass)
     _warn_of_small_batches(recipe, examples)
     lines = recipe.validation.lines
@@ -99,7 +99,8 @@ def _build(
     recipe: UnsupervisedRecipe, data: DataFolder, init: Path | None, device: torch.device
 ) -> tuple[Member, UnsupervisedLoss, Trainer, WarmStart | None]:
     """Build the model, its loss and its optimiser."""
-    languages, tokenizer = recipe.data.languages, _shared_tokenizer(data)
+    languages = recipe.data.languages
+    tokenizer = check_shared(*data.tokenizers(), data.path)
     if languages != data.languages:
         raise UserError(
             f"{data.path} is of {' and '.join(data.languages)}, in this order, but the recipe of "
@@ -178,15 +179,6 @@ def both_ways(member: Member, device: torch.device) -> tuple[Translator, Transla
     return Translator([member.towards(second)], device), Translator([member.towards(first)], device)
 
 
-def _shared_tokenizer(data: DataFolder) -> Tokenizer:
-    first, second = data.tokenizers()
-    if first.sha256 != second.sha256:
-        raise UserError(f"the languages of {data.path} have subwords of their own, not shared ones")
-    if MASK not in first.vocabulary.tags:
-        raise UserError(f"the dictionary of {data.path} has no {MASK!r}; prepare it with unsup")
-    return first
-
-
 def _uses(recipe: UnsupervisedRecipe, objective: Objective) -> bool:
     return any(weight for _, weight in points(getattr(recipe.objectives, objective)))
 
@@ -216,4 +208,5 @@ def _dev_lines(data: DataFolder) -> tuple[list[str], list[str]] | None:
     if "dev" not in data.splits:
         return None
     split = data.split("dev")
-    return list(read_lines(split.source_text)), list(read_lines(split.target_text))
+    pairs = list(read_pairs(split.source_text, split.target_text))
+    return [pair.source for pair in pairs], [pair.target for pair in pairs]

@@ -19,7 +19,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-BEGIN, END, UNKNOWN = "<s>", "</s>", "<unk>"
+# No word of a line has a space in it, so no text can hold these.
+BEGIN, END, UNKNOWN = "<s> ", "</s> ", "<unk> "
 
 # Where a text is too small for the discounts: Kneser and Ney's one discount, at a usual value.
 _SMALL_TEXT = (0.75, 0.75, 0.75)

@@ -73,7 +73,7 @@ def read_dictionary(path: Path, *, is_reversed: bool = False) -> Dictionary:
         fields = [_bare(field) for field in line.split("\t")]
         if len(fields) != 2 or not all(fields):
             left_out["no pair"] += 1
-        elif any(" " in field for field in fields):
+        elif any(len(field.split()) > 1 for field in fields):
             left_out["several words"] += 1
         else:
             pairs.add((fields[1], fields[0]) if is_reversed else (fields[0], fields[1]))

@@ -62,7 +62,7 @@ class Sentences:
         self.lengths: Sequence[NDArray[np.integer[Any]]] = [np.tile(self._sizes, len(OBJECTIVES))]
 
     def __len__(self) -> int:
-        return len(self.lengths[0])
+        return len(self._sizes)
 
     def __getitem__(self, i: int) -> Example:
         _, rows = self.locate(np.array([i]))

@@ -15,11 +15,11 @@ from bertfused.config import Section, load_recipe
 from bertfused.data import REPORT, DataFolder, PrepareReport
 from bertfused.errors import UserError
 from bertfused.prepare import prepare as prepare_text
-from bertfused.pretrained import PretrainedEncoder
+from bertfused.pretrained import PretrainedEncoder, load_wordpieces
 from bertfused.store import IdStore, IdStoreWriter
-from bertfused.subwords import Tokenizer
-from bertfused.text import only_writer, replace_file, sha256_file
-from bertfused.vocab import Vocabulary
+from bertfused.subwords import Tokenizer, load_tokenizer
+from bertfused.text import only_writer, remove_partials, replace_file, sha256_file
+from bertfused.vocab import MASK, Vocabulary
 from unsup.config import UnsupervisedRecipe, WordsConfig
 from unsup.induction import describe_words, induced, match_words, spelling_similarities
 from unsup.language_model import LanguageModel, train_language_model
@@ -53,8 +53,10 @@ class DirectionWords(Section):
 class WordsReport(Section):
     """What word-by-word translations were made from; the content of ``words.toml``."""
 
-    words: dict[str, Any] = Field(description="As in [words].")
-    files: dict[str, str] = Field(description="sha256 of the dictionaries, and of the text.")
+    words: dict[str, Any] = Field(description="As in [words]; of dictionaries, their languages.")
+    files: dict[str, str] = Field(
+        description="sha256 of the dictionaries by number, and of the report on the text."
+    )
     directions: dict[str, DirectionWords] = Field({}, description="By source language.")
 
     def __str__(self) -> str:
@@ -77,6 +79,7 @@ def prepare(
 
     What it raises is as of the core's ``prepare``.
     """
+    _check_sources(recipe)
     # The encoder reads what training makes of a sentence: there is nothing to prepare for it.
     plain = recipe.model_copy(update={"fusion": None})
     report = prepare_text(plain, out, force=force, progress=progress)
@@ -86,16 +89,32 @@ def prepare(
         return report, _translate_words(recipe.words, out, force, progress)
 
 
+def check_shared(first: Tokenizer, second: Tokenizer, folder: Path) -> Tokenizer:
+    """Return the tokenizer of both languages.
+
+    Raises:
+        UserError: If each has its own, or there is no symbol that blanks words.
+    """
+    if first.sha256 != second.sha256:
+        raise UserError(f"the languages of {folder} have subwords of their own, not shared ones")
+    if MASK not in first.vocabulary.tags:
+        raise UserError(f"the dictionary of {folder} has no {MASK!r}; prepare it with unsup")
+    return first
+
+
 def words_prefix(folder: Path, source: str, target: str) -> Path:
     """Return the path of the store of word-by-word translations: ``DATA/words.en-fr``."""
     return folder / f"words.{source}-{target}"
 
 
-def word_translations(data: DataFolder) -> tuple[IdStore, IdStore]:
+def word_translations(data: DataFolder, config: WordsConfig | None) -> tuple[IdStore, IdStore]:
     """Open the word-by-word translations of each language's text into the other one.
 
+    Args:
+        config: What they are to be made with; None if that does not matter.
+
     Raises:
-        UserError: If there are none.
+        UserError: If there are none, or they were made with something else.
     """
     first, second = data.languages
     if not (data.path / _REPORT).exists():
@@ -104,7 +123,9 @@ def word_translations(data: DataFolder) -> tuple[IdStore, IdStore]:
             "it with a [words] section"
         )
     made = load_recipe(data.path / _REPORT, WordsReport)
-    if made.files[REPORT] != sha256_file(data.path / REPORT):
+    if config is not None:
+        _check_same(made.words, _settings(config), data.path)
+    if made.files.get(REPORT) != sha256_file(data.path / REPORT):
         raise UserError(
             f"the word-by-word translations of {data.path} are of other data than are there; "
             "prepare it with its [words] section again"
@@ -134,10 +155,12 @@ def _translate_words(
     path = folder / _REPORT
     if path.exists() and not force:
         made = load_recipe(path, WordsReport)
-        if made.model_dump(exclude={"directions"}) == planned.model_dump(exclude={"directions"}):
+        _check_same(made.words | _inputs(made), planned.words | _inputs(planned), folder)
+        if made.files == planned.files:
             _logger.info("the word-by-word translations of %s are complete", folder)
             return made
     path.unlink(missing_ok=True)
+    remove_partials(folder, r"words\..*")
     tokenizer, _ = data.tokenizers()
     first, second = data.languages
     texts = {language: _lines(data.mono(language), tokenizer) for language in data.languages}
@@ -265,11 +288,49 @@ def _weights(config: WordsConfig) -> dict[str, Any]:
     return config.model_dump(include={"lm_weight", "swap_cost", "insert_cost", "reach"})
 
 
+def _check_sources(recipe: UnsupervisedRecipe) -> None:
+    """Refuse what could not be used, before the work that comes first."""
+    if (folder := recipe.subwords.reuse) is not None:
+        first, second = (load_tokenizer(folder, own) for own in recipe.data.languages)
+        check_shared(first, second, folder)
+    if recipe.words is None:
+        return
+    for file in recipe.words.dictionaries:
+        if not read_dictionary(file.path).pairs:
+            raise UserError(f"{file.path} has no pair of single words with a tab between them")
+    if recipe.words.encoder is not None:
+        load_wordpieces(recipe.words.encoder)
+
+
 def _plan(config: WordsConfig, data: DataFolder) -> WordsReport:
-    files = {str(file.path): sha256_file(file.path) for file in config.dictionaries}
+    files = {
+        f"dictionaries.{number}": sha256_file(file.path)
+        for number, file in enumerate(config.dictionaries)
+    }
     files[REPORT] = sha256_file(data.path / REPORT)
-    words = config.model_dump(mode="json", exclude_none=True)
-    return WordsReport(words=words, files=files)
+    return WordsReport(words=_settings(config), files=files)
+
+
+def _settings(config: WordsConfig) -> dict[str, Any]:
+    """Return what [words] says, without the places of files."""
+    languages = [file.language for file in config.dictionaries]
+    settings = config.model_dump(mode="json", exclude_none=True, exclude={"dictionaries"})
+    return settings | {"dictionaries": languages}
+
+
+def _inputs(report: WordsReport) -> dict[str, str]:
+    """Return the hashes of what is no text of DATA."""
+    return {name: sha256 for name, sha256 in report.files.items() if name != REPORT}
+
+
+def _check_same(made: Mapping[str, Any], wanted: Mapping[str, Any], folder: Path) -> None:
+    """Refuse word-by-word translations that were made with something else."""
+    for key in [*wanted, *made]:
+        if made.get(key) != wanted.get(key):
+            raise UserError(
+                f"the word-by-word translations of {folder} were made with another "
+                f"words.{key}; prepare with --force, or in another folder"
+            )
 
 
 def _lines(store: IdStore, tokenizer: Tokenizer) -> list[str]:

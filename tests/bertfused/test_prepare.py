@@ -337,6 +337,15 @@ def test_data_of_others_is_never_overwritten(make: Make, tmp_path: Path) -> None
     assert names(out) == before
 
 
+def test_a_run_is_no_place_for_data(make: Make, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.toml").touch()
+    with pytest.raises(UserError, match=f"{run} holds a run; give another folder"):
+        prepare(make(), run, force=True)
+    assert names(run) == {"config.toml"}
+
+
 def test_files_of_the_user_in_the_folder_stay(make: Make, tmp_path: Path) -> None:
     """The folder of the corpora themselves may become the DATA folder."""
     (tmp_path / "features").mkdir()

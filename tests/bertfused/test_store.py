@@ -163,6 +163,27 @@ def test_an_older_store_of_other_shapes_is_an_error(tmp_path: Path) -> None:
         IdStore.open(cached(tmp_path / "a", dimensions=4))
 
 
+@pytest.mark.parametrize("sizes", [(2, 2, 4), (3, 1, 5), (3, -1, 6)])
+def test_sizes_that_are_not_those_of_the_offsets_are_an_error(
+    tmp_path: Path, sizes: tuple[int, ...]
+) -> None:
+    index, _ = parts(write(tmp_path / "a", SENTENCES))
+    content = bytearray(index.read_bytes())
+    content[26:38] = struct.pack("<3i", *sizes)
+    index.write_bytes(content)
+    with pytest.raises(UserError, match=r"a\.(idx|bin) is damaged"):
+        IdStore.open(tmp_path / "a")
+
+
+def test_an_older_index_that_does_not_agree_with_itself_is_an_error(tmp_path: Path) -> None:
+    index, _ = parts(cached(tmp_path / "a"))
+    content = bytearray(index.read_bytes())
+    content[-8:] = struct.pack("<q", 9)
+    index.write_bytes(content)
+    with pytest.raises(UserError, match="its offsets are not the sums of its sizes"):
+        IdStore.open(tmp_path / "a")
+
+
 @pytest.mark.parametrize("missing", [0, 1])
 def test_a_missing_file_is_named(tmp_path: Path, missing: int) -> None:
     path = parts(write(tmp_path / "a", SENTENCES))[missing]

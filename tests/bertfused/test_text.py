@@ -17,6 +17,7 @@ from bertfused.text import (
     open_output,
     read_lines,
     read_pairs,
+    remove_partials,
     replace_file,
     sha256_file,
 )
@@ -98,6 +99,22 @@ def test_standard_input_obeys_the_same_rules(monkeypatch: pytest.MonkeyPatch) ->
     stdin = io.TextIOWrapper(io.BytesIO("a\u2028b\rc\r\nd".encode()))
     monkeypatch.setattr(sys, "stdin", stdin)
     assert list(read_lines(None)) == ["a\u2028b\rc", "d"]
+
+
+def test_a_closed_standard_input_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(UserError, match=r"^cannot read standard input: it is closed$"):
+        list(read_lines(None))
+
+
+def test_what_a_killed_process_was_writing_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    ours = [".a.toml.0123abcd.partial", ".b.toml.89.partial"]
+    others = [".c.txt.0123abcd.partial", "a.toml.0123.partial", ".a.toml.partial", "a.toml"]
+    for name in (*ours, *others):
+        (tmp_path / name).touch()
+    remove_partials(tmp_path, r"\w+\.toml")
+    assert {path.name for path in tmp_path.iterdir()} == {*others}
+    remove_partials(tmp_path / "nowhere", ".*")
 
 
 def test_gzip_members_and_zstandard_frames_are_all_read(tmp_path: Path) -> None:

@@ -120,6 +120,13 @@ def test_train_writes_a_run_and_nothing_on_stdout(small: Small, tmp_path: Path) 
     assert (again / weights).read_bytes() == (run / weights).read_bytes()
 
 
+def test_without_an_update_there_is_no_model(small: Small, tmp_path: Path) -> None:
+    train = ["bertfused train", small.recipe, "--data", small.data, "--set", "train.max_steps=0"]
+    said = succeed(*train, "--set", "optim.schedule=inverse_sqrt", "--out", tmp_path / "run").err
+    assert said.endswith("no update was made: there is no model\n")
+    assert not (tmp_path / "run" / "model").exists()
+
+
 def test_a_folder_that_another_process_writes_to_is_refused(small: Small, tmp_path: Path) -> None:
     train = ["bertfused train", small.recipe, "--data", small.data, "--set", "train.max_steps=1"]
     for folder, line in (
@@ -409,6 +416,7 @@ TRANSLATE_MISTAKES = [
     ("--input none.en", "cannot read none.en: No such file or directory"),
     ("--input .", "cannot read .: Is a directory"),
     ("--output none/out.de", "cannot write none/out.de: No such file or directory"),
+    (f"--output {'o' * 300}", "File name too long"),
     ("--prefix none.de", "cannot read none.de: No such file or directory"),
     ("--ensemble none", "none is not a folder; a run folder is made by train, import or average"),
     ("--device abacus", "device 'abacus' cannot be used here"),
@@ -452,6 +460,8 @@ TRAIN_MISTAKES = [
     ("--init PLAIN --set model.norm=pre", "it lacks "),
     ("--init PLAIN --set model.ffn_dim=16", "encoder.layers.0.ffn"),
     ("--out FILE", "cannot make the folder"),
+    (f"--out {'o' * 300}", "File name too long"),
+    ("--out DATA", "is a DATA folder; give another one for the run"),
     ("--set optim.lr=1e38 --set optim.warmup_steps=0", "updates in a row was not finite"),
 ]
 
@@ -460,6 +470,7 @@ TRAIN_MISTAKES = [
 def test_mistakes_in_train(small: Small, tmp_path: Path, options: str, message: str) -> None:
     file = write_lines(tmp_path / "file", ["text"])
     words = options.replace("PLAIN", str(small.plain)).replace("FILE", str(file)).split()
+    words = [str(small.data) if word == "DATA" else word for word in words]
     words += [] if "--data" in words else ["--data", str(small.data)]
     words += [] if "--out" in words else ["--out", str(tmp_path / "run")]
     assert message in fail("bertfused train", small.recipe, *words)

@@ -157,6 +157,32 @@ def test_a_line_of_metrics_that_was_cut_short_is_written_again(
     assert contents(tmp_path / "run") == contents(run)
 
 
+def test_what_a_killed_run_was_writing_is_taken_away(
+    short: tuple[list[object], Path], tmp_path: Path
+) -> None:
+    train, run = short
+    left = tmp_path / "run"
+    shutil.copytree(run, left)
+    for name in ("checkpoints/step-2.partial", "checkpoints/step-1.old"):
+        shutil.copytree(left / "model", left / name)
+    for name in (".report.md.01ab.partial", "model/.model.safetensors.01ab.partial"):
+        (left / name).touch()
+    (left / ".translations.de.01ab.partial").touch()  # another command may be writing it
+    succeed(*train, "--out", left, "--resume")
+    (left / ".translations.de.01ab.partial").unlink()
+    assert contents(left) == contents(run)
+
+
+def test_a_finished_run_without_its_model_says_so(
+    short: tuple[list[object], Path], tmp_path: Path
+) -> None:
+    train, run = short
+    shutil.copytree(run, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "model")
+    said = fail(*train, "--out", tmp_path / "run", "--resume")
+    assert said.startswith(f"{tmp_path / 'run' / 'model'} is not there")
+
+
 def test_a_finished_run_stays_as_it_is(short: tuple[list[object], Path]) -> None:
     train, run = short
     before = contents(run)

@@ -88,7 +88,8 @@ def test_both_directions_are_translated_and_evaluated(
 ) -> None:
     lines = (texts.folder / "dev.xy").read_text()
     back = succeed("unsup translate", run, "--to", "ab", stdin=lines.encode()).out.decode()
-    there = succeed("unsup translate", run, stdin=(texts.folder / "dev.ab").read_bytes())
+    forth = (texts.folder / "dev.ab").read_bytes()
+    there = succeed("unsup translate", run, "--to", "xy", stdin=forth)
     assert back.count("\n") == there.out.count(b"\n") == 8
     translator = Translator.load(run, to="ab")
     assert [own.text for own in translator.translate(lines.splitlines())] == back.splitlines()
@@ -126,7 +127,17 @@ def test_the_other_commands_take_both_directions(texts: Texts, run: Path, tmp_pa
     assert both[0] == both[1]
     assert both[0].count(b"\n") == 16
     pairs = ["--source", texts.folder / "dev.ab", "--target", texts.folder / "dev.xy"]
-    assert succeed("bertfused score", run, *pairs).out.count(b"\n") == 8
+    assert succeed("bertfused score", run, "--to", "xy", *pairs).out.count(b"\n") == 8
+    said = fail("bertfused score", run, *pairs)
+    assert said == f"{run} translates between ab and xy; give --to ab or --to xy"
+    assert fail("unsup translate", run, stdin=lines) == said
+    references = ["--source", texts.folder / "dev.xy", "--reference", texts.folder / "dev.ab"]
+    assert fail("bertfused evaluate", run, *references) == said
+    translations = tmp_path / "dev.ab"
+    back = ["--to", "ab", "--output", translations]
+    succeed("bertfused evaluate", run, *references, *back)
+    alone = succeed("unsup translate", run, "--to", "ab", stdin=lines).out
+    assert translations.read_bytes() == alone
     succeed("bertfused average", run, "--best", 2, "--out", tmp_path / "average")
     assert load_model(tmp_path / "average").card.languages == ("ab", "xy")
 
@@ -156,6 +167,7 @@ def test_a_model_that_copies_is_stopped_and_saved(texts: Texts, tmp_path: Path) 
     assert "step 3: " in said
     assert "look like the language of the source" in said or "the model copies" in said
     assert (tmp_path / "run/checkpoints/step-3").is_dir()
+    assert "chosen by round-trip BLEU" in (tmp_path / "run/report.md").read_text()
     relaxed = ["--set", "validation.max_wrong=1", "--set", "validation.max_copied=1", "--resume"]
     said = succeed(*command, "--out", tmp_path / "run", *options, *relaxed).err
     assert "resuming with validation.max_wrong = 1.0 (was 1e-06)" in said
@@ -279,7 +291,16 @@ def test_words_begin_from_the_texts_or_from_a_dictionary(
         assert "2 pairs, left out 1 no pair, 1 several words" in said
     assert "are complete" in child(tmp_path / "again", *prepare)
     other = [*prepare, "--set", "words.swap_cost=0.5"]
-    assert "are complete" not in child(tmp_path / "other", *other)
+    refused = f"of {data} were made with another words.swap_cost; prepare with --force"
+    assert refused in fail(*other)
+    assert refused in fail(
+        *("unsup train", recipe, "--data", data, "--out", tmp_path / "swapped", *extra),
+        *options(words={"swap_cost": 0.5}, objectives={"words": 1}),
+    )
+    (data / ".words.ab-xy.bin.0123abcd.partial").touch()
+    assert "are complete" not in child(tmp_path / "other", *other, "--force")
+    assert not list(data.glob(".*.partial"))
+    child(tmp_path / "back", *prepare, "--force")
     if kind == "dictionary":
         (data / "data.toml").write_text((data / "data.toml").read_text() + "\n")
         stale = ["unsup train", recipe, "--data", data, "--out", tmp_path / "stale"]
@@ -291,6 +312,6 @@ def test_words_begin_from_the_texts_or_from_a_dictionary(
     logged = (tmp_path / "run/metrics.jsonl").read_text()
     assert "words_nll" in logged
     if kind == "dictionary":
-        child(tmp_path / "changed", *prepare, "--set", "words.swap_cost=0.7")
+        child(tmp_path / "changed", *prepare, "--set", "words.swap_cost=0.7", "--force")
         resumed = [*train, *options(objectives={"words": 1}), "--resume"]
         assert "it was trained on other data" in fail(*resumed, "--set", "train.max_steps=9")

@@ -10,6 +10,8 @@ from unsup.config import ObjectivesConfig, points
     [
         ("1", 0, 1.0),
         ("0.5", 10**6, 0.5),
+        ("1e-5", 3, 1e-5),
+        ("0:2.5E-1,4:1e0", 2, 0.625),
         ("0:1,100:0.1,300:0", 0, 1.0),
         ("0:1,100:0.1,300:0", 50, 0.55),
         ("0:1,100:0.1,300:0", 100, 0.1),
@@ -24,7 +26,9 @@ def test_a_weight_is_linear_between_its_corners(schedule: str, step: int, weight
     assert objectives.weight("denoising", step) == pytest.approx(weight)
 
 
-@pytest.mark.parametrize("schedule", ["", "x", "-1", "5:1", "0:1,0:2", "0:1,9:1,3:1", "0:1,9"])
+@pytest.mark.parametrize(
+    "schedule", ["", "x", "-1", "1e", "e5", "5:1", "0:1,0:2", "0:1,9:1,3:1", "0:1,9"]
+)
 def test_what_is_no_schedule_is_refused(schedule: str) -> None:
     with pytest.raises(ValueError, match=r"neither a weight|begin with 0"):
         points(schedule)

@@ -70,3 +70,13 @@ def test_sentence_and_perplexity() -> None:
 def test_the_same_text_gives_the_same_model() -> None:
     assert train_language_model(LINES) == train_language_model(iter(LINES))
     assert train_language_model([]).unigram("a") == pytest.approx(math.log(1 / 2))
+
+
+def test_a_text_may_have_the_words_that_stand_for_its_ends() -> None:
+    model = train_language_model(["a <s> b", "</s> <unk> a"])
+    words = model.unigrams
+    assert {"<s>", "</s>", "<unk>"} <= words.keys()
+    for history in ((BEGIN, BEGIN), ("a", "<s>"), ("</s>", "<unk>")):
+        total = math.fsum(math.exp(model.log_prob(*history, word)) for word in words)
+        assert total == pytest.approx(1)
+    assert model.unigram("nowhere") == model.unigram(UNKNOWN) < model.unigram("<unk>")

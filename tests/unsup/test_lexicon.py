@@ -45,6 +45,13 @@ def test_read_dictionary(tmp_path: Path) -> None:
     assert (dictionary | dictionary).left_out["no pair"] == 4
 
 
+def test_every_space_separates_words(tmp_path: Path) -> None:
+    """Text is split at all of them, so no word of it could be looked up with one inside."""
+    path = tmp_path / "eng-fra.tsv"
+    path.write_text("a\u00a0lot\tbeaucoup\ncat\tle\u2009chat\n")
+    assert read_dictionary(path) == Dictionary(frozenset(), {"several words": 2})
+
+
 def test_frequent_endings_relate_words() -> None:
     stems = ["walk", "jump", "look", "play"]
     inflections = Inflections([stem + end for stem in stems for end in ("", "ing")] + ["walrus"])

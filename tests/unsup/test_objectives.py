@@ -49,6 +49,7 @@ def batch_of(module: UnsupervisedLoss, sentences: Sentences, *key: int) -> Objec
 def test_every_number_is_found_again(texts: Texts) -> None:
     sentences = sentences_of(texts, denoising="1", mass="1")
     first, second = stores_of(texts)
+    assert len(sentences) == len(first) + len(second)
     seen = {"denoising": set(), "mass": set()}
     for numbers in sentences.batches(100):
         objective, rows = sentences.locate(numbers)
