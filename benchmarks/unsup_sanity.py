@@ -36,7 +36,7 @@ RECIPE: dict[str, Any] = {
         "dev": {"source": "dev.en", "target": "dev.xx"},
         "test": [{"name": "test", "source": "test.en", "target": "test.xx"}],
     },
-    "subwords": {"kind": "words", "size": 9_000},
+    "subwords": {"kind": "words", "size": 5_000},
     "model": {
         "encoder_layers": 2,
         "decoder_layers": 2,
