@@ -94,6 +94,7 @@ RECIPE: dict[str, Any] = {
         "backtranslation": "0:0,1200:0,1201:1",
         "teacher": "average",
     },
+    "generate": {"updates": 4},
     "train": {"batch_tokens": 1000, "validate_every": 400, "log_every": 50},
     "validation": {"lines": 300},
     "search": {"beam_size": 5},

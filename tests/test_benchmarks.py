@@ -183,5 +183,6 @@ def test_unsup_pairs(tmp_path: Path, shared_data: SharedData) -> None:
     assert set(both) == {"system", "---", *names, "resources: word by word"}
     folder = tmp_path / "en-fr"
     trained = ("--run", folder / "resources-bt", "--data", folder / "resources-data")
-    printed = run("unsup_generation.py", "--quick", *trained, "--sizes", 300, "--out", tmp_path)
-    assert rows(printed) == ["batch tokens", "---", "300"]
+    printed = run("unsup_generation.py", "--quick", *trained, "--out", tmp_path)
+    sizes = ["1,000", "1,000", "2,000", "2,000", "4,000"]
+    assert rows(printed) == ["batch tokens", "---", *sizes]

@@ -239,6 +239,12 @@ class GenerateConfig(SearchConfig):
     max_length_b: int = Field(
         5, ge=0, le=10**6, description="Longest output: a * source tokens + b; this is b."
     )
+    updates: int = Field(
+        1,
+        ge=1,
+        description="Sentences of so many updates are translated at once, by the weights before "
+        "the first of them: a few large searches are faster than many small ones.",
+    )
 
 
 class ValidationConfig(Section):
@@ -326,6 +332,11 @@ class UnsupervisedRecipe(PretrainRecipe):
             )
         if self.objectives.teacher == "average" and self.optim.ema is None:
             raise ValueError("objectives.teacher = 'average' needs optim.ema")
+        if self.train.validate_every % self.generate.updates:
+            raise ValueError(
+                f"train.validate_every = {self.train.validate_every} is no multiple of "
+                f"generate.updates = {self.generate.updates}: a resumed run would translate anew"
+            )
         if self.validation.select == "bleu" and self.data.dev is None:
             raise ValueError("validation.select = 'bleu' needs data.dev")
         for dictionary in self.words.dictionaries if self.words is not None else ():

@@ -3,6 +3,7 @@
 import copy
 import logging
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -73,7 +74,8 @@ def set_up(recipe: AnyRecipe, data: DataFolder, init: Path | None, device: torch
         _dev_lines(data),
         recipe.generate.model_copy(update={"sampling": None}),
     )
-    return Setup(recipe, trainer, member.card, start, examples, validator, steps, files)
+    together = partial(steps, together=recipe.generate.updates)
+    return Setup(recipe, trainer, member.card, start, examples, validator, together, files)
 
 
 def set_up_mass(

@@ -8,7 +8,8 @@
     mass             x without a span    -> that span
 
 An update takes micro-batches of every objective that has a weight at its step, of sentences of
-both languages by their length.
+both languages by their length. Searches over few sentences are slow: with ``generate.updates`` the
+sentences of the next updates are translated along with those of the first.
 Lample et al. (2018), "Unsupervised Machine Translation Using Monolingual Corpora Only", sections
 2.3 and 2.4; Lample & Conneau (2019); Song et al. (2019), "MASS".
 """
@@ -17,6 +18,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -58,6 +60,7 @@ class Sentences:
     ) -> None:
         self._mass = mass
         self.stores, self._words, self.objectives = stores, words, objectives
+        self._coming: dict[bytes, list[Numbers]] = {}
         self._sizes = np.concatenate([stores[0].sizes, stores[1].sizes])
         self.lengths: Sequence[NDArray[np.integer[Any]]] = [np.tile(self._sizes, len(OBJECTIVES))]
 
@@ -110,6 +113,14 @@ class Sentences:
         assert self._words is not None
         return self._of(self._words, rows)
 
+    def announce(self, coming: Sequence[list[Numbers]]) -> None:
+        """Say of batches which come after them; each list begins with the batch itself."""
+        self._coming = {batches[0].tobytes(): batches for batches in coming}
+
+    def coming(self, numbers: Numbers) -> list[Numbers]:
+        """Return a batch of the next update and those that are to be translated along with it."""
+        return self._coming.get(numbers.tobytes(), [numbers])
+
     def objectives_at(self, step: int) -> list[Objective]:
         """Return what counts in an update."""
         return [own for own in OBJECTIVES if self.objectives.weight(own, step) > 0]
@@ -121,13 +132,23 @@ class Sentences:
 
 
 def steps(
-    dataset: Sentences, *, batch_tokens: int, accumulate: int, seed: int, start: Place
+    dataset: Sentences,
+    *,
+    batch_tokens: int,
+    accumulate: int,
+    seed: int,
+    start: Place,
+    together: int = 1,
 ) -> Iterator[Step]:
     """Yield updates for ever: ``accumulate`` micro-batches of each objective that counts.
 
     Every objective goes through the sentences in an order of its own, a function of seed and
     epoch. The position of a place is the number of updates; its epoch is how often an objective
     that always counted has seen all sentences.
+
+    Args:
+        together: So many updates are translated back at once: from one whose number is a multiple
+            of it on.
     """
     streams: dict[Objective, _Stream] = {}
     step = start.position
@@ -137,6 +158,12 @@ def steps(
             if objective not in streams:
                 streams[objective] = _Stream(dataset, objective, batch_tokens, seed)
         numbers = range(step * accumulate, (step + 1) * accumulate)
+        if "backtranslation" in objectives and together > 1:
+            stream, of_these = streams["backtranslation"], range(together - step % together)
+            later = [
+                i for i in of_these if "backtranslation" in dataset.objectives_at(step + 1 + i)
+            ]
+            dataset.announce([[stream[n + i * accumulate] for i in later] for n in numbers])
         micro = [streams[objective][number] for objective in objectives for number in numbers]
         step += 1
         tokens = sum(map(dataset.target_tokens, micro))
@@ -245,6 +272,7 @@ class UnsupervisedLoss(LossModule):
         self.pairs, self.noise, self.objectives = pairs, noise, objectives
         self.tokenizer = tokenizer
         self._step, self._random = 0, np.random.default_rng()
+        self._translations: dict[bytes, list[Ids]] = {}  # of the batches to come
         self._sums: defaultdict[str, float] = defaultdict(float)
 
     def begin_step(self, *key: int, drop_net: float) -> None:
@@ -265,7 +293,7 @@ class UnsupervisedLoss(LossModule):
                 sources = dataset.word_translations(rows)
                 sources = self._noised(sources) if self.objectives.noise_words else sources
             else:
-                sources = self._translated(targets, own, other)
+                sources = self._translated(dataset, numbers)
             batch = self._pairs(sources, targets, other, own)
         return ObjectiveBatch(objective, batch, self.objectives.weight(objective, self._step))
 
@@ -290,16 +318,22 @@ class UnsupervisedLoss(LossModule):
     def _noised(self, sentences: Sequence[Ids]) -> list[Ids]:
         return [self.noise(ids, self._random) for ids in sentences]
 
-    def _translated(
-        self, sentences: Sequence[Ids], languages: Sequence[int], into: Sequence[int]
-    ) -> list[Ids]:
-        """Translate with the model as it is, without a gradient."""
-        begin = time.perf_counter()
-        examples = self._examples(sentences, languages, into)
-        found = self.translator.translate(examples, self._random)
-        self._sums["seconds"] += time.perf_counter() - begin
-        self._sums["translated"] += len(found)
-        return [np.array(ids) for ids in found]
+    def _translated(self, dataset: Sentences, numbers: Numbers) -> list[Ids]:
+        """Translate with the model as it is, without a gradient, unless that was done before."""
+        if numbers.tobytes() not in self._translations:
+            begin = time.perf_counter()
+            batches = dataset.coming(numbers)
+            rows = np.concatenate([dataset.locate(batch)[1] for batch in batches])
+            languages = dataset.languages(rows)
+            into = [1 - language for language in languages]
+            examples = self._examples(dataset.sentences(rows), languages, into)
+            found = map(np.array, self.translator.translate(examples, self._random))
+            self._translations |= {
+                batch.tobytes(): list(islice(found, len(batch))) for batch in batches
+            }
+            self._sums["seconds"] += time.perf_counter() - begin
+            self._sums["translated"] += len(rows)
+        return self._translations.pop(numbers.tobytes())
 
     def _examples(
         self, sources: Sequence[Ids], languages: Sequence[int], into: Sequence[int]

@@ -17,7 +17,7 @@ from tests.tiny_encoders import make_encoder
 from tests.tiny_texts import Texts, make_texts
 
 ALL = ["objectives.denoising=0:1,4:0.5", "objectives.mass=0.3", "objectives.teacher=average"]
-ALL += ["optim.ema=0.9", "generate.sampling=topk:3", "train.accumulate=2"]
+ALL += ["optim.ema=0.9", "generate.sampling=topk:3", "generate.updates=3", "train.accumulate=2"]
 SETTINGS = [word for setting in ALL for word in ("--set", setting)]
 
 

@@ -53,6 +53,7 @@ def test_what_is_no_schedule_is_refused(schedule: str) -> None:
         ),
         ("objectives", {"denoising": "2:1"}, "the steps of '2:1' have to begin with 0"),
         ("objectives", {"teacher": "average"}, "teacher = 'average' needs optim.ema"),
+        ("generate", {"updates": 2}, "validate_every = 3 is no multiple of generate.updates = 2"),
         ("model", {"share_embeddings": "none"}, "so 'all' it is"),
         ("subwords", {"shared": False}, "one encoder reads both languages"),
         ("subwords", {"tags": ["<x>"]}, "tags have to name '<mask>'"),

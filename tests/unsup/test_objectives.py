@@ -18,6 +18,7 @@ from unsup.objectives import ObjectiveBatch, Sentences, UnsupervisedLoss, steps
 
 CPU = torch.device("cpu")
 OPTIONS = {"batch_tokens": 100, "accumulate": 1, "seed": 1}
+MILD = {"objectives": {"denoising": "0", "backtranslation": "1"}, "train": {"validate_every": 4}}
 
 
 def stores_of(texts: Texts) -> tuple[IdStore, IdStore]:
@@ -102,6 +103,24 @@ def test_updates_go_on_where_they_stopped(texts: Texts) -> None:
                 assert own.tolist() == other.tolist()
 
 
+def test_what_is_translated_together_is_what_comes(texts: Texts) -> None:
+    """Up to the next multiple of three, over the end of an epoch, while it counts."""
+    sentences = sentences_of(texts, denoising="1", backtranslation="0:1,22:1,23:0")
+    options = OPTIONS | {"accumulate": 2, "together": 3}
+    updates, coming = [], []
+    for step in islice(steps(sentences, **options, start=Place()), 22):
+        updates.append(step.examples[2:])
+        coming.append([sentences.coming(own) for own in step.examples[2:]])
+    assert len(sentences.batches_of("backtranslation", 100, None)) < 44
+    for number, found in enumerate(coming):
+        last = min(number // 3 * 3 + 3, 22)
+        for micro, batches in enumerate(found):
+            wanted = [updates[later][micro] for later in range(number, last)]
+            assert [own.tolist() for own in batches] == [own.tolist() for own in wanted]
+    resumed = next(steps(sentences, **options, start=Place(0, 4)))
+    assert [len(sentences.coming(own)) for own in resumed.examples[2:]] == [2, 2]
+
+
 # What is made of them
 
 
@@ -148,6 +167,33 @@ def test_back_translation_is_the_greedy_translation_of_that_moment(texts: Texts)
         line = SourceLine(tokenizer.decode(target))
         (wanted,) = translators[language].translate([line], module.translator.search)
         assert tokenizer.decode([id for id in row if id > 3]) == wanted.text
+
+
+def test_translations_of_the_next_updates_are_made_with_those_of_the_first(texts: Texts) -> None:
+    """By the weights of that moment, each line as it is translated in a batch of its own."""
+    setup, module = module_of(texts, generate={"updates": 2, "sampling": None}, **MILD)
+    alone, other = module_of(texts, **MILD)
+    updates = setup.steps(setup.train, **OPTIONS, start=Place())
+    first = next(updates)
+    coming = setup.train.coming(first.examples[-1])
+    module.begin_step(1, 1, 0, drop_net=0.0)
+    module.collate(setup.train, first.examples[-1])
+    assert len(coming) == 2
+    other.begin_step(1, 2, 0, drop_net=0.0)
+    wanted = other.collate(alone.train, coming[1]).batch
+    with torch.no_grad():
+        for parameter in module.model.parameters():
+            parameter.zero_()
+    second = next(updates)
+    module.begin_step(1, 2, 0, drop_net=0.0)
+    made = module.collate(setup.train, second.examples[-1]).batch
+    assert torch.equal(made.source, wanted.source)
+    assert torch.equal(made.target, wanted.target)
+    assert "generation_seconds" in module.take_values()
+    third = next(updates)
+    module.begin_step(1, 3, 0, drop_net=0.0)
+    module.collate(setup.train, third.examples[-1])
+    assert "generation_seconds" in module.take_values()  # translated anew
 
 
 def test_back_translation_gives_no_gradient_to_the_translator(texts: Texts) -> None:
