@@ -570,9 +570,6 @@ def _absolute(section: RecipeT, folder: Path) -> RecipeT:
     def resolve(value: Any) -> Any:
         if isinstance(value, Path):
             return Path(folder, value).resolve()
-        if isinstance(value, FusionConfig):
-            encoder = _encoder_place(value.encoder, folder)
-            return _absolute(value.model_copy(update={"encoder": encoder}), folder)
         if isinstance(value, Section):
             return _absolute(value, folder)
         if isinstance(value, tuple):
@@ -584,6 +581,8 @@ def _absolute(section: RecipeT, folder: Path) -> RecipeT:
         return value
 
     resolved = {name: resolve(value) for name, value in section}
+    if isinstance(resolved.get("encoder"), str):  # of whatever section
+        resolved["encoder"] = _encoder_place(resolved["encoder"], folder)
     changed = {
         name: value for name, value in resolved.items() if value is not getattr(section, name)
     }

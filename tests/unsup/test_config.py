@@ -1,8 +1,12 @@
-import pytest
+from pathlib import Path
 
+import pytest
+import tomli_w
+
+from bertfused.config import load_recipe
 from bertfused.errors import UserError
 from tests.tiny_texts import Texts
-from unsup.config import ObjectivesConfig, points
+from unsup.config import ObjectivesConfig, UnsupervisedRecipe, points
 
 
 @pytest.mark.parametrize(
@@ -73,3 +77,15 @@ def test_what_does_not_fit_is_one_sentence(
 def test_selection_by_pairs_needs_pairs(texts: Texts) -> None:
     with pytest.raises(UserError, match=r"select = 'bleu' needs data\.dev"):
         texts.with_(data={"dev": None}, validation={"select": "bleu"})
+
+
+def test_encoders_of_all_sections_are_found_beside_the_recipe(texts: Texts, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    recipe = tmp_path / "recipe.toml"
+    own = {name: {"encoder": "mine"} for name in ("words", "embeddings", "fusion")}
+    values = texts.with_(**own).model_dump(mode="json", exclude_unset=True, exclude_none=True)
+    recipe.write_text(tomli_w.dumps(values))
+    loaded = load_recipe(recipe, UnsupervisedRecipe)
+    for section in (loaded.words, loaded.embeddings, loaded.fusion):
+        assert section is not None
+        assert section.encoder == str(tmp_path / "mine")
