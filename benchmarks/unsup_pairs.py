@@ -402,9 +402,9 @@ def report(kept: Kept, image: str) -> str:
         "disjoint halves of RO-STS, with captions and glosses beside them, its test set. "
         "Lower-cased and tokenised, beam 5, BLEU on tokenised text (13a on the same beside it). "
         "Strict knows the two texts only; resources are freedict (En-Fr) and me5, which has seen "
-        "parallel text. (One reservation about strict: the weights of the matching were set when "
-        "its words had once been compared with a dictionary.) Made by `benchmarks/unsup_pairs.py` "
-        f"on {', '.join(machines)}.",
+        "parallel text. The weights of the matching are those that round trips choose "
+        f"(`benchmarks/unsup_matching.py`). Made by `benchmarks/unsup_pairs.py` on "
+        f"{', '.join(machines)}.",
         "",
         *tables(kept),
         "",

@@ -162,6 +162,14 @@ def test_unsup_sanity(tmp_path: Path, shared_data: SharedData) -> None:
 
 
 @pytest.mark.slow
+def test_unsup_matching(tmp_path: Path, shared_data: SharedData) -> None:
+    pytest.importorskip("sacremoses")
+    shared_data("data/multi30k")
+    printed = run("unsup_matching.py", "--quick", "--out", tmp_path)
+    assert rows(printed) == ["frequency", "---", "0.0", "0.0"]
+
+
+@pytest.mark.slow
 def test_unsup_pairs(tmp_path: Path, shared_data: SharedData) -> None:
     pytest.importorskip("sacremoses")
     pytest.importorskip("matplotlib")
