@@ -217,7 +217,7 @@ class Experiment:
         values["train"]["max_minutes"] = self.minutes if minutes is None else minutes
         if self.quick:
             values["subwords"]["size"] = 1500
-            values["train"] |= {"max_steps": 6, "validate_every": 3, "log_every": 3}
+            values["train"] |= {"max_steps": 8, "validate_every": 4, "log_every": 4}
             values["validation"]["lines"] = 10
         for key, own in changes.items():
             values[key] = {**values.get(key, {}), **own}
