@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import tee
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 
+SearchT = TypeVar("SearchT", bound=SearchConfig)
 SourceLines = Callable[[Path | None, Mapping[str, Any] | None], Iterator["SourceLine | str"]]
 
 
@@ -484,7 +485,7 @@ def lines_to_come(path: Path | None) -> int | None:
     return count_lines(path) if path is not None and path.is_file() else None
 
 
-def search_options(search: SearchConfig, **options: Any) -> SearchConfig:
+def search_options(search: SearchT, **options: Any) -> SearchT:
     """Replace the settings that were given.
 
     Raises:
@@ -493,7 +494,7 @@ def search_options(search: SearchConfig, **options: Any) -> SearchConfig:
     from bertfused.config import check_recipe
 
     given = {key: value for key, value in options.items() if value is not None}
-    return check_recipe(search.model_dump() | given, SearchConfig, "search options")
+    return check_recipe(search.model_dump() | given, type(search), "search options")
 
 
 def with_prefixes(

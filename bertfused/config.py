@@ -337,8 +337,8 @@ class SearchConfig(Section):
         return self
 
 
-class AnyRecipe(Section):
-    """What the recipes of all modes have in common.
+class RunRecipe(Section):
+    """What every recipe of a training has.
 
     Attributes:
         may_change: Pattern of the keys that may differ on ``--resume``: how long or how verbosely a
@@ -348,19 +348,34 @@ class AnyRecipe(Section):
     may_change: ClassVar[str] = (
         r"train\.(max_steps|max_epochs|max_minutes|patience|log_every|keep_last|keep_best)|search\..*"
     )
+    optim: OptimConfig = OptimConfig()
+    train: LoopConfig
+
+    @property
+    def weights(self) -> list[float]:
+        """How often an epoch passes through each training corpus, where that can be chosen."""
+        return []
+
+    @model_validator(mode="after")
+    def _linear_has_an_end(self) -> "RunRecipe":
+        if self.optim.schedule == "linear" and self.train.max_steps is None:
+            raise ValueError("optim.schedule = 'linear' needs train.max_steps")
+        return self
+
+
+class AnyRecipe(RunRecipe):
+    """What the recipes of all modes with the BERT-fused Transformer have in common."""
+
     data: TextConfig
     subwords: SubwordsConfig = SubwordsConfig()
     model: ModelConfig = ModelConfig()
     fusion: FusionConfig | None = None
-    optim: OptimConfig = OptimConfig()
-    train: LoopConfig
     search: SearchConfig = SearchConfig()
 
-    @model_validator(mode="after")
-    def _linear_has_an_end(self) -> "AnyRecipe":
-        if self.optim.schedule == "linear" and self.train.max_steps is None:
-            raise ValueError("optim.schedule = 'linear' needs train.max_steps")
-        return self
+    @property
+    def weights(self) -> list[float]:
+        """How often an epoch passes through each training corpus of pairs."""
+        return [corpus.weight for corpus in self.data.splits.get("train", ())]
 
 
 class Recipe(AnyRecipe):

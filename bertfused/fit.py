@@ -32,7 +32,7 @@ from bertfused.checkpoint import (
     open_encoder,
     warm_start,
 )
-from bertfused.config import AnyRecipe, FusionConfig, Recipe
+from bertfused.config import AnyRecipe, FusionConfig, Recipe, RunRecipe
 from bertfused.data import DataFolder, Split
 from bertfused.errors import UserError
 from bertfused.features import FeatureCache, open_cache
@@ -175,6 +175,14 @@ class DevSet:
         return Validation(value, text, values)
 
 
+@runtime_checkable
+class PreparedData(Protocol):
+    """A DATA folder, whatever lies in it besides its report, ``data.toml``."""
+
+    @property
+    def path(self) -> Path: ...
+
+
 @dataclass(frozen=True)
 class Setup:
     """What a training consists of.
@@ -186,7 +194,7 @@ class Setup:
         hashes: Of what is read besides DATA's own files, such as "words_sha256".
     """
 
-    recipe: AnyRecipe
+    recipe: RunRecipe
     trainer: Trainer
     card: Card
     start: WarmStart | None
@@ -196,7 +204,8 @@ class Setup:
     hashes: Mapping[str, str] = field(default_factory=dict)
 
 
-SetUp = Callable[[AnyRecipe, DataFolder, Path | None, torch.device], Setup]
+# Takes a recipe and a DATA folder of the mode, the RUN to start from, and a device.
+SetUp = Callable[[Any, Any, Path | None, torch.device], Setup]
 
 
 def set_up(recipe: AnyRecipe, data: DataFolder, init: Path | None, device: torch.device) -> Setup:
@@ -221,13 +230,13 @@ def set_up(recipe: AnyRecipe, data: DataFolder, init: Path | None, device: torch
         examples(data, "dev", module.encoder),
         Translator([member], device),
     )
-    training = examples(data, "train", module.encoder, weights_of(recipe))
+    training = examples(data, "train", module.encoder, recipe.weights)
     return Setup(recipe, trainer, card, start, training, dev)
 
 
 def train_run(
-    recipe: AnyRecipe,
-    data: DataFolder,
+    recipe: RunRecipe,
+    data: PreparedData,
     out: Path,
     dev_lines: Callable[[], Iterable[SourceLine]],
     *,
@@ -385,8 +394,8 @@ class Session:
 
     def __init__(
         self,
-        recipe: AnyRecipe,
-        data: DataFolder,
+        recipe: RunRecipe,
+        data: PreparedData,
         run: RunFolder,
         dev_lines: Callable[[], Iterable[SourceLine]],
         init: Path | None,
@@ -533,11 +542,11 @@ def _sizes(trainer: Trainer) -> tuple[int, int]:
 
 def _report(session: Session, state: TrainState) -> str:
     """Write the end of a run as one page of Markdown."""
-    recipe, lines = session.recipe, [f"# {session.run.path.name}", ""]
+    lines = [f"# {session.run.path.name}", ""]
     trained, frozen = _sizes(session.trainer)
     lines += [
-        f"{recipe.data.source}-{recipe.data.target}, {trained:,} parameters trained, {frozen:,} "
-        f"frozen, {session.card.kind}",
+        f"{session.card.directions}, {trained:,} parameters trained, {frozen:,} frozen, "
+        f"{session.card.kind}",
         "",
         f"- {state.step:,} updates, {state.place.epoch} whole epochs, {state.seconds:,.0f} s in "
         f"updates, {state.skipped} left out",
@@ -564,11 +573,6 @@ def _validation_table(validations: Sequence[dict[str, Any]]) -> list[str]:
         lines.append(f"| {record['step']} | {' | '.join(cells)} |")
     texts = {logged[key]: None for key in keys if key not in numbers}
     return [*lines, *(["", *texts] if texts else [])]
-
-
-def weights_of(recipe: Recipe) -> list[float]:
-    """Return how often an epoch passes through each training corpus."""
-    return [corpus.weight for corpus in recipe.data.train]
 
 
 def examples(
@@ -633,7 +637,7 @@ def _card(recipe: AnyRecipe, data: DataFolder, encoder: PretrainedEncoder | None
     )
 
 
-def _facts(data: DataFolder, init: Path | None) -> dict[str, Any]:
+def _facts(data: PreparedData, init: Path | None) -> dict[str, Any]:
     """Collect what a run's numbers depend on besides its recipe."""
     report = data.path / "data.toml"
     return {

@@ -39,7 +39,7 @@ from bertfused.checkpoint import (
     write_json,
     write_tensors,
 )
-from bertfused.config import AnyRecipe, Corpus, RecipeT, flatten, load_recipe
+from bertfused.config import RecipeT, RunRecipe, flatten, load_recipe
 from bertfused.data import REPORT
 from bertfused.errors import UserError
 from bertfused.pretrained import PretrainedEncoder
@@ -59,6 +59,11 @@ class Card(Protocol):
     @property
     def kind(self) -> str:
         """What sort of model it is, for the report."""
+        ...
+
+    @property
+    def directions(self) -> str:
+        """What it translates, for the report."""
         ...
 
     def save(
@@ -105,13 +110,13 @@ class RunFolder:
         if (self.path / "config.toml").exists():
             raise UserError(f"{self.path} already holds a run; continue it with --resume")
 
-    def create(self, recipe: AnyRecipe, facts: dict[str, Any]) -> None:
+    def create(self, recipe: RunRecipe, facts: dict[str, Any]) -> None:
         """Start a run in the folder; raises as ``check_new`` does."""
         self.check_new()
         write_json(self.path / "run.json", facts)
         self.write_config(recipe)
 
-    def write_config(self, recipe: AnyRecipe) -> None:
+    def write_config(self, recipe: RunRecipe) -> None:
         """Write the resolved recipe."""
         with replace_file(self.path / "config.toml") as handle:
             handle.write(tomli_w.dumps(recipe.model_dump(mode="json", exclude_none=True)).encode())
@@ -124,7 +129,7 @@ class RunFolder:
             for folder in (self.path / "checkpoints").glob(pattern):
                 shutil.rmtree(folder)
 
-    def check_config(self, recipe: AnyRecipe, facts: dict[str, Any]) -> None:
+    def check_config(self, recipe: RunRecipe, facts: dict[str, Any]) -> None:
         """Refuse to resume with options that change what is computed; say which others changed.
 
         Raises:
@@ -142,7 +147,7 @@ class RunFolder:
                     f"cannot resume {self.path}: {key} was {old.get(key)!r} and is {new.get(key)!r}"
                 )
             _logger.warning("resuming with %s = %r (was %r)", key, new.get(key), old.get(key))
-        weights = [[corpus.weight for corpus in training_corpora(own)] for own in (before, recipe)]
+        weights = [before.weights, recipe.weights]
         if weights[0] != weights[1] and {1.0} != {*weights[0], *weights[1]}:
             raise UserError(
                 f"cannot resume {self.path}: the weights of the training corpora were "
@@ -230,11 +235,6 @@ def save_evaluated(folder: Path, trainer: Trainer, card: Card, text_folder: Path
     """Write a model folder with the weights that evaluation uses."""
     with trainer.evaluation():
         card.save(folder, trainer.module.model, trainer.module.encoder, text_folder)
-
-
-def training_corpora(recipe: AnyRecipe) -> tuple[Corpus, ...]:
-    """Return the corpora of pairs that a recipe trains on."""
-    return recipe.data.splits.get("train", ())
 
 
 def _step_of(line: str) -> float:

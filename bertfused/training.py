@@ -99,6 +99,34 @@ def steps(
         epoch, position = epoch + 1, 0
 
 
+class Stream:
+    """The batches of one kind of example, epoch after epoch, by their number.
+
+    Args:
+        batches: Groups the examples, as many batches whatever the generator; None keeps the order.
+        key: Of the orders, besides the epoch.
+    """
+
+    def __init__(
+        self,
+        batches: Callable[[np.random.Generator | None], list[Numbers]],
+        key: tuple[int, ...],
+    ) -> None:
+        self._batches, self._key = batches, key
+        self._size = len(batches(None))
+        self._epoch, self._order = -1, [np.empty(0, dtype=np.int64)]
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, number: int) -> Numbers:
+        epoch, place = divmod(number, self._size)
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._order = self._batches(np.random.default_rng([*self._key, epoch]))
+        return self._order[place]
+
+
 @runtime_checkable
 class Steps(Protocol):
     """Says which micro-batches each update consists of, as ``steps`` does."""

@@ -26,7 +26,6 @@ from bertfused.fit import (
     check_dictionaries,
     check_subwords,
     examples,
-    weights_of,
 )
 from bertfused.fit import set_up as set_up_sentences
 from bertfused.loss import Loss, cross_entropy
@@ -305,7 +304,7 @@ def _document_examples(
     docids = data.split(name).docids
     if docids is None:
         raise UserError(f"the {name} set of {data.path} has no documents; prepare it with docnmt")
-    weights = weights_of(recipe) if name == "train" else ()
+    weights = recipe.weights if name == "train" else ()
     split = examples(data, name, encoder, weights)
     found = DocumentExamples(split, docids, sentences, only_in_context=only_in_context)
     if name == "train" and not found.have_context:

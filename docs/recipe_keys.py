@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from backtranslation.config import BacktranslationRecipe, MonolingualData, NoiseConfig, StageConfig
-from bertfused.config import Corpus, DataConfig, Recipe, TextConfig
+from bertfused.config import Corpus, DataConfig, Recipe, RunRecipe, TextConfig
 from docnmt.config import DocumentRecipe
 from docnmt.documents import Columns
 from unsup.config import DictionaryFile, UnsupervisedData, UnsupervisedRecipe
@@ -85,10 +85,16 @@ def sections(annotation: Any) -> list[type[BaseModel]]:
     return [model for part in get_args(annotation) for model in sections(part)]
 
 
+def sections_of(recipe: type[RunRecipe]) -> list[tuple[str, FieldInfo]]:
+    """Return the sections of a recipe: what it is about first, then how it is trained."""
+    fields = recipe.model_fields.items()
+    return sorted(fields, key=lambda own: own[0] in RunRecipe.model_fields)
+
+
 def tables() -> str:
     """Return the tables of all sections, and of the tables within them."""
     parts = []
-    for name, field in DocumentRecipe.model_fields.items():
+    for name, field in sections_of(DocumentRecipe):
         note = " (docnmt only)" if name in ("documents", "context") else ""
         parts.append(f"### [{name}]{note}")
         models = sections(field.annotation)

@@ -16,8 +16,9 @@ Lample et al. (2018), "Unsupervised Machine Translation Using Monolingual Corpor
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -33,7 +34,7 @@ from bertfused.model import FusedTransformer
 from bertfused.search import line_seeds
 from bertfused.store import IdStore
 from bertfused.subwords import Tokenizer
-from bertfused.training import LossModule, Place, Step, TranslationLoss, autocast
+from bertfused.training import LossModule, Place, Step, Stream, TranslationLoss, autocast
 from bertfused.translate import CUT, Translator
 from unsup.config import OBJECTIVES, Objective, ObjectivesConfig
 from unsup.noise import Ids, WordNoise, span_size
@@ -150,13 +151,14 @@ def steps(
         together: So many updates are translated back at once: from one whose number is a multiple
             of it on.
     """
-    streams: dict[Objective, _Stream] = {}
+    streams: dict[Objective, Stream] = {}
     step = start.position
     while True:
         objectives = dataset.objectives_at(step + 1)
         for objective in objectives:
             if objective not in streams:
-                streams[objective] = _Stream(dataset, objective, batch_tokens, seed)
+                batches = partial(dataset.batches_of, objective, batch_tokens)
+                streams[objective] = Stream(batches, (seed, OBJECTIVES.index(objective)))
         numbers = range(step * accumulate, (step + 1) * accumulate)
         if "backtranslation" in objectives and together > 1:
             stream, of_these = streams["backtranslation"], range(together - step % together)
@@ -169,30 +171,6 @@ def steps(
         tokens = sum(map(dataset.target_tokens, micro))
         epoch = step * accumulate // len(streams[objectives[0]])
         yield Step(micro, tokens, Place(epoch, step))
-
-
-class _Stream:
-    """The batches of an objective, epoch after epoch, by their number."""
-
-    def __init__(
-        self, dataset: Sentences, objective: Objective, batch_tokens: int, seed: int
-    ) -> None:
-        self._key = (seed, OBJECTIVES.index(objective))
-        self._batches: Callable[[np.random.Generator | None], list[Numbers]] = lambda generator: (
-            dataset.batches_of(objective, batch_tokens, generator)
-        )
-        self._size = len(self._batches(None))
-        self._epoch, self._order = -1, [np.empty(0, dtype=np.int64)]
-
-    def __len__(self) -> int:
-        return self._size
-
-    def __getitem__(self, number: int) -> Numbers:
-        epoch, place = divmod(number, self._size)
-        if epoch != self._epoch:
-            self._epoch = epoch
-            self._order = self._batches(np.random.default_rng([*self._key, epoch]))
-        return self._order[place]
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,12 @@ class XlmCard:
     @property
     def kind(self) -> str:
         """What sort of model it is, for the report."""
-        return f"a masked language model (XLM) of {' and '.join(self.languages)}"
+        return "a masked language model (XLM)"
+
+    @property
+    def directions(self) -> str:
+        """Say of which languages."""
+        return " and ".join(self.languages)
 
     def save(
         self, folder: Path, model: nn.Module, encoder: PretrainedEncoder | None, text_folder: Path
