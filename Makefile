@@ -22,7 +22,7 @@ demo: $(VENV)/installed-use
 test: $(VENV)/installed-test
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy --strict bertfused docnmt backtranslation unsup
+	$(BIN)/mypy --strict bertfused docnmt backtranslation unsup bertgen
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 clean:

@@ -109,7 +109,7 @@ def log_to_stderr(quiet: bool) -> None:
     shown = logging.INFO if sys.stderr.isatty() else logging.DEBUG
     handler.setLevel(logging.WARNING if quiet else shown)
     logging.getLogger().handlers[:] = [handler]
-    for name in ("bertfused", "docnmt", "backtranslation", "unsup"):
+    for name in ("bertfused", "docnmt", "backtranslation", "unsup", "bertgen"):
         logging.getLogger(name).setLevel(logging.DEBUG)
 
 

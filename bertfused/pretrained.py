@@ -11,7 +11,7 @@ import importlib.util
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from bertfused.batch import Batch, BertIds
 from bertfused.errors import UserError
 from bertfused.noise import Noise
+from bertfused.text import count_lines
 from bertfused.wordpieces import (
     OwnWordpieces,
     PretrainedSubwords,
@@ -75,6 +76,11 @@ class TransformersWordpieces(Wordpieces):
         self._tokenizer = tokenizer
         self._backend = backend
         self._unknown = tokenizer.unk_token_id
+        #: Numbers of [CLS], [SEP] and so on; None of what it has not.
+        self.symbols: dict[str, int | None] = {
+            name: getattr(tokenizer, f"{name}_token_id")
+            for name in ("cls", "sep", "pad", "unk", "mask")
+        }
         self._literals = re.compile(
             "|".join(re.escape(token) for token in tokenizer.all_special_tokens) or r"(?!)"
         )
@@ -98,6 +104,15 @@ class TransformersWordpieces(Wordpieces):
             self._without_special(text, encoding.ids)
             for text, encoding in zip(texts, encodings, strict=True)
         ]
+
+    def join(self, ids: Sequence[int]) -> str:
+        """Return the text of wordpieces, without special ones."""
+        text: str = self._backend.decode(list(ids), skip_special_tokens=True)
+        return text.strip()
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """Return the wordpieces of some numbers."""
+        return [self._backend.id_to_token(id) or f"[{id}]" for id in ids]
 
     def save(self, folder: Path) -> None:
         """Write the tokenizer as transformers reads it."""
@@ -421,6 +436,15 @@ def load_wordpieces(
     return _wordpieces(path, load_pretrained("config", path), max_length, language)
 
 
+def load_tokenizer(folder: str) -> TransformersWordpieces:
+    """Load a tokenizer of transformers, and what else its folder says of an encoder.
+
+    Raises:
+        UserError: If there is none.
+    """
+    return TransformersWordpieces(folder, config=load_pretrained("config", folder))
+
+
 def _wordpieces(path: str, config: Any, max_length: int | None, language: str | None) -> Wordpieces:
     if dictionary_languages(Path(path)):
         return PretrainedSubwords(Path(path), config, max_length)
@@ -476,16 +500,66 @@ def load_pretrained(what: Literal["tokenizer", "model", "config"], name: str) ->
     options: dict[str, Any] = {"dtype": torch.float32} if what == "model" else {}
     if Path(name).is_dir():
         options["local_files_only"] = True
+    try:
+        return _quietly(loader.from_pretrained, name, **options)
+    except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise UserError(f"cannot load the {what} of encoder {name!r}: {reason}") from error
+
+
+def _quietly(load: Callable[..., Any], name: str, **options: Any) -> Any:
+    """Load something of transformers without what it has to say."""
+    import transformers
+
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     try:
-        return loader.from_pretrained(name, **options)
-    except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise UserError(f"cannot load the {what} of encoder {name!r}: {reason}") from error
+        return load(name, **options)
     finally:
         transformers.logging.set_verbosity(verbosity)
+
+
+def make_bert_tokenizer(vocab: Path, folder: Path, max_positions: int) -> TransformersWordpieces:
+    """Write a tokenizer of BERT's cased wordpieces to a folder, from a ``vocab.txt``.
+
+    Raises:
+        UserError: If that is no such file.
+    """
+    from transformers import BertConfig, BertTokenizer
+
+    size = count_lines(vocab)
+    try:
+        tokenizer = BertTokenizer(vocab=str(vocab), do_lower_case=False)
+        known = len(tokenizer)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"{vocab} is no vocabulary of wordpieces: {error}") from error
+    if known != size:  # tokens that it lacked were added, or stood there twice
+        raise UserError(f"{vocab} has {size:,} lines, but {known:,} different wordpieces")
+    tokenizer.save_pretrained(folder)
+    BertConfig(vocab_size=size, max_position_embeddings=max_positions).save_pretrained(folder)
+    return load_tokenizer(str(folder))
+
+
+def load_masked_lm(name: str) -> dict[str, Tensor]:
+    """Return the tensors of a BERT, "embeddings...", "encoder...", and of its head if it has one.
+
+    Raises:
+        UserError: If there is no such encoder, or it is no BERT.
+    """
+    from transformers import BertForMaskedLM
+
+    if (kind := load_pretrained("config", name).model_type) != "bert":
+        raise UserError(f"{name} is a {kind!r}, not a 'bert'")
+    model = load_pretrained("model", name)
+    tensors: dict[str, Tensor] = dict(model.state_dict())
+    options = {"output_loading_info": True, "dtype": torch.float32}
+    whole, about = _quietly(BertForMaskedLM.from_pretrained, name, **options)
+    missing = about["missing_keys"]
+    if not any(key.startswith("cls.predictions.transform") for key in missing):
+        head = whole.state_dict()
+        tensors |= {n: t for n, t in head.items() if n.startswith("cls.predictions")}
+    return tensors
 
 
 def _find(ids: Sequence[int], part: Sequence[int]) -> int:

@@ -13,7 +13,18 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from backtranslation.config import BacktranslationRecipe, MonolingualData, NoiseConfig, StageConfig
-from bertfused.config import Corpus, DataConfig, Recipe, RunRecipe, TextConfig
+from bertfused.config import (
+    Corpus,
+    DataConfig,
+    LoopConfig,
+    OptimConfig,
+    Recipe,
+    RunRecipe,
+    SearchConfig,
+    TextConfig,
+)
+from bertgen.config import Corpus as GenCorpus
+from bertgen.config import GenRecipe, Task
 from docnmt.config import DocumentRecipe
 from docnmt.documents import Columns
 from unsup.config import DictionaryFile, UnsupervisedData, UnsupervisedRecipe
@@ -63,11 +74,16 @@ def default(field: FieldInfo) -> str:
     return f'`"{value}"`' if isinstance(value, str) else f"`{str(value).lower()}`"
 
 
+def describe(field: FieldInfo) -> tuple[Any, ...]:
+    """Return what a table says of a key."""
+    return field.annotation, default(field), limits(field), field.description
+
+
 def table(model: type[BaseModel], known: type[BaseModel] = BaseModel) -> str:
     """Return the keys of one section as a Markdown table, without those of a known one."""
     lines = ["| key | default | values | meaning |", "|---|---|---|---|"]
     for name, field in model.model_fields.items():
-        if name in known.model_fields:
+        if name in known.model_fields and describe(field) == describe(known.model_fields[name]):
             continue
         allowed = values(field.annotation, limits(field))
         meaning = (field.description or "").replace("<", r"\<").replace("*", r"\*")
@@ -140,10 +156,24 @@ def unsupervised_tables() -> str:
     return "\n\n".join(parts)
 
 
+def bertgen_tables() -> str:
+    """Return the tables of BERTGEN's recipes, less what is as in all others."""
+    parts = []
+    for name, field in sections_of(GenRecipe):
+        (model,) = sections(field.annotation)
+        plain = {"optim": OptimConfig, "train": LoopConfig, "search": SearchConfig}.get(name)
+        note = "" if plain is None else ", besides or other than in [training](training.md)"
+        parts += [f"### [{name}]{note}", table(model, plain or BaseModel)]
+        if name == "data":
+            parts += ["A task:", table(Task), "A corpus:", table(GenCorpus)]
+    return "\n\n".join(parts)
+
+
 PAGES: dict[Path, Callable[[], str]] = {
     Path(__file__).with_name("training.md"): tables,
     Path(__file__).with_name("backtranslation.md"): chain_tables,
     Path(__file__).with_name("unsupervised.md"): unsupervised_tables,
+    Path(__file__).with_name("bertgen.md"): bertgen_tables,
 }
 
 

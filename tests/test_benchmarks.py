@@ -31,7 +31,8 @@ def rows(printed: str) -> list[str]:
 
 
 def test_every_script_is_run_here() -> None:
-    scripts = {path.name for path in BENCHMARKS.glob("*.py")} - {"common.py", "unsup_texts.py"}
+    parts = {"common.py", "unsup_texts.py", "bertgen_naive.py"}
+    scripts = {path.name for path in BENCHMARKS.glob("*.py")} - parts
     text = Path(__file__).read_text()
     assert [name for name in scripts if f'run("{name}"' not in text] == []
 
@@ -194,3 +195,20 @@ def test_unsup_pairs(tmp_path: Path, shared_data: SharedData) -> None:
     printed = run("unsup_generation.py", "--quick", *trained, "--out", tmp_path)
     sizes = ["1,000", "1,000", "2,000", "2,000", "4,000"]
     assert rows(printed) == ["batch tokens", "---", *sizes]
+
+
+def test_bertgen_speed(tmp_path: Path, shared_data: SharedData) -> None:
+    shared_data("data/multi30k")
+    printed = run("bertgen_speed.py", "--quick", "--out", tmp_path)
+    assert rows(printed) == ["", "---", *["training"] * 2, *["greedy decoding"] * 2]
+
+
+@pytest.mark.slow
+def test_bertgen_multi30k(tmp_path: Path, shared_data: SharedData) -> None:
+    for name in ("data/multi30k", "data/flickr8k-features", "models/me5-small-pruned"):
+        shared_data(name)
+    printed = run("bertgen_multi30k.py", "--quick", "--out", tmp_path)
+    tasks = [*["en-de"] * 2, *["en-fr"] * 2, "de-en", *["en-de-image"] * 6]
+    tasks += [*["caption-en"] * 3, *["caption-de"] * 3, "de-fr", *["de-fr-image"] * 3]
+    tested = ["en-de-image", "en-de-image", "caption-en", "caption-de", "de-fr-image"]
+    assert rows(printed) == ["task", "---", *tasks, "task", "---", *tested, *tested]

@@ -20,8 +20,10 @@ import typer
 from backtranslation.cli import app as backtranslation_app
 from backtranslation.config import BacktranslationRecipe
 from bertfused.cli import app as bertfused_app
-from bertfused.config import AnyRecipe, Recipe, check_recipe, load_recipe
+from bertfused.config import Recipe, RunRecipe, check_recipe, load_recipe
 from bertfused.errors import UserError
+from bertgen.cli import app as bertgen_app
+from bertgen.config import GenRecipe
 from docnmt.cli import app as docnmt_app
 from docnmt.config import DocumentRecipe
 from unsup.cli import app as unsup_app
@@ -35,6 +37,7 @@ APPS = {
     "docnmt": docnmt_app,
     "backtranslation": backtranslation_app,
     "unsup": unsup_app,
+    "bertgen": bertgen_app,
 }
 # What every recipe must have; the rest of a recipe in a page is checked on top of it.
 LEAST = {
@@ -69,7 +72,9 @@ def prose(page: Path) -> str:
     return FENCE.sub("", page.read_text(encoding="utf-8"))
 
 
-def schema_of(values: dict[str, Any]) -> type[AnyRecipe]:
+def schema_of(values: dict[str, Any]) -> type[RunRecipe]:
+    if "tasks" in dict(values["data"]):
+        return GenRecipe
     if "documents" in values:
         return DocumentRecipe
     if "objectives" in values:
@@ -128,6 +133,7 @@ def test_recipes_load(path: Path) -> None:
         "docnmt": DocumentRecipe,
         "backtranslation": BacktranslationRecipe,
         "unsup": UnsupervisedRecipe,
+        "bertgen": GenRecipe,
     }
     assert schema is modes.get(path.parts[-3], Recipe)
     recipe = load_recipe(path, schema)
@@ -170,7 +176,12 @@ def test_keys_named_in_the_text_exist(page: Path) -> None:
         for section, key in re.findall(rf"\b({SECTIONS})\.([a-z_]+)\b", code):
             models = [
                 model
-                for recipe in (DocumentRecipe, BacktranslationRecipe, UnsupervisedRecipe)
+                for recipe in (
+                    DocumentRecipe,
+                    BacktranslationRecipe,
+                    UnsupervisedRecipe,
+                    GenRecipe,
+                )
                 if section in recipe.model_fields
                 for model in importlib_recipe_keys().sections(
                     recipe.model_fields[section].annotation
@@ -207,7 +218,7 @@ def test_table_of_keys_is_that_of_the_schema() -> None:
 
 
 def test_every_key_has_a_description() -> None:
-    recipes = (DocumentRecipe, BacktranslationRecipe, UnsupervisedRecipe)
+    recipes = (DocumentRecipe, BacktranslationRecipe, UnsupervisedRecipe, GenRecipe)
     for name, field in (own for recipe in recipes for own in recipe.model_fields.items()):
         for model in importlib_recipe_keys().sections(field.annotation):
             for key, own in model.model_fields.items():
@@ -264,6 +275,8 @@ def test_commands_are_valid(name: str, script: str, tmp_path: Path) -> None:
         overrides = parse(call)
         if call[0] == "unsup":
             load_recipe(texts, UnsupervisedRecipe, overrides)
+        elif call[0] == "bertgen":
+            assert not overrides
         elif call[:2] != ["backtranslation", "train"]:
             load_recipe(recipe, DocumentRecipe if call[0] == "docnmt" else Recipe, overrides)
 
@@ -315,14 +328,14 @@ def options_of(app: typer.Typer) -> set[str]:
     "name",
     [
         *("README", "training", "translating", "docnmt", "documents"),
-        *("backtranslation", "unsupervised"),
+        *("backtranslation", "unsupervised", "bertgen"),
     ],
 )
 def test_options_named_in_the_text_exist(name: str) -> None:
     (page,) = (page for page in PAGES if page.stem == name)
     known = {"--help"}.union(*map(options_of, APPS.values()))
     for code in INLINE.findall(prose(page)):
-        if re.match(r"--|bertfused |docnmt |backtranslation |unsup ", code):
+        if re.match(r"--|bertfused |docnmt |backtranslation |unsup |bertgen ", code):
             assert set(re.findall(r"--[a-z][a-z-]*", code)) <= known, code
 
 

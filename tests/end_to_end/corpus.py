@@ -16,10 +16,11 @@ import tomli_w
 import torch
 
 from bertfused.cli import main as bertfused
+from bertgen.cli import main as bertgen
 from docnmt.cli import main as docnmt
 from unsup.cli import main as unsup
 
-MAIN = {"bertfused": bertfused, "docnmt": docnmt, "unsup": unsup}
+MAIN = {"bertfused": bertfused, "docnmt": docnmt, "unsup": unsup, "bertgen": bertgen}
 ENGLISH = ["the", "old", "red", "cat", "dog", "sees", "hears", "fish", "bird", "near"]
 GERMAN = ["der", "alt", "rot", "Katze", "Hund", "sieht", "hört", "Fisch", "Vogel", "bei"]
 

@@ -16,6 +16,7 @@ from bertfused import __version__
 from bertfused.checkpoint import load_card, load_model, read_tensors
 from bertfused.cli import app as bertfused_app
 from bertfused.text import only_writer, read_lines
+from bertgen.cli import app as bertgen_app
 from docnmt.cli import app as docnmt_app
 from tests.end_to_end.conftest import Small
 from tests.end_to_end.corpus import (
@@ -46,6 +47,7 @@ def test_version(program: str) -> None:
 def test_help_is_quick_and_loads_no_torch(program: str) -> None:
     """Every verb's --help, in one process: it is all imports, and they are made once."""
     apps = {"bertfused": bertfused_app, "docnmt": docnmt_app, "unsup": unsup_app}
+    apps |= {"bertgen": bertgen_app}
     verbs = list(get_command(apps[program]).commands)
     assert {"prepare", "train", "translate", "evaluate"} <= set(verbs)
     assert all(verb in succeed(f"{program} --help").out.decode() for verb in verbs)

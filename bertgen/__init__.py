@@ -1,0 +1,1 @@
+"""BERTGEN: translation, multimodal translation and captioning from one BERT."""

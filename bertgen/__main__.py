@@ -1,0 +1,5 @@
+"""``python -m bertgen``."""
+
+from bertgen.cli import main
+
+main()
