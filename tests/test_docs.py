@@ -9,12 +9,13 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 import typer
 
 from backtranslation.cli import app as backtranslation_app
@@ -382,7 +383,7 @@ def run_page(page: Path, folder: Path) -> str:
         text = text.replace("unsup pretrain", "unsup pretrain --set pretrain.valid_lines=10")
         # What a model of four steps writes has no end.
         text = text.replace("[mix]\n", "[filter]\nmax_ratio = 250\nmax_repeats = 250\n\n[mix]\n")
-        if block.language == "toml" and "[data]" in text and "[optim]" in text:
+        if block.language == "toml" and "[optim]" in text and re.search(r"^\[+data", text, re.M):
             *_, name = re.findall(r"`(\w+\.toml)`", block.before)
             (folder / name).write_text(text)
         elif block.language in ("python", "bash"):
@@ -417,14 +418,16 @@ def test_quick_start_runs(quick_start: tuple[Path, str]) -> None:
     "name",
     [
         *("bert_fused", "training", "translating", "interop"),
-        *("docnmt", "context_aware", "backtranslation", "unsupervised"),
+        *("docnmt", "context_aware", "backtranslation", "unsupervised", "bertgen"),
     ],
 )
-def test_pages_run(name: str, quick_start: tuple[Path, str], tmp_path: Path) -> None:
+def test_pages_run(
+    name: str, quick_start: tuple[Path, str], tmp_path: Path, shared_data: Callable[[str], Path]
+) -> None:
     if name == "interop":
         pytest.importorskip("ctranslate2", reason="needs the extra 'ctranslate2'")
     folder = tmp_path / "page"
-    if name in ("docnmt", "context_aware", "backtranslation", "unsupervised"):
+    if name in ("docnmt", "context_aware", "backtranslation", "unsupervised", "bertgen"):
         folder.mkdir()
     else:
         shutil.copytree(quick_start[0], folder)
@@ -438,6 +441,11 @@ def test_pages_run(name: str, quick_start: tuple[Path, str], tmp_path: Path) -> 
         shutil.copyfile(tmp_path / "theirs" / "checkpoint.pt", folder / "checkpoint_best.pt")
         for path in (tmp_path / "theirs").glob("dict.*"):
             shutil.copy(path, folder)
+    if name == "bertgen":
+        oracle = shared_data("oracles/bertgen_tiny")
+        found = torch.load(oracle / "bertgen_tiny_oracle.pt", weights_only=True)
+        torch.save(found["state_dict"], folder / "checkpoint.model")
+        shutil.copy(oracle / "tiny_vocab" / "vocab.txt", folder)
     run_page(ROOT / "docs" / f"{name}.md", folder)
 
 
