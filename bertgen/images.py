@@ -90,7 +90,9 @@ def _read_npz(path: Path) -> Iterator[tuple[ImageFeatures, str]]:
             features, boxes = arrays["features"], arrays["boxes"].astype(np.float32)
             rows = arrays["rows"] if "rows" in arrays.files else np.arange(len(features))
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise UserError(f"cannot read {path}: {error}") from error
+        raise UserError(
+            f"cannot read {path}: {getattr(error, 'strerror', None) or error}"
+        ) from error
     if features.ndim != 3 or boxes.shape[-2:] != (features.shape[1], 4):
         raise UserError(
             f"{path}: features have the shape {features.shape} and boxes {boxes.shape}, not "
@@ -157,7 +159,8 @@ class ImageStore:
             if len(self.boxes):
                 self.features = np.memmap(path, dtype, "r", shape=shape)
         except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
-            raise UserError(f"cannot read {path}: {error}") from error
+            reason = getattr(error, "strerror", None) or error
+            raise UserError(f"cannot read {path}: {reason}") from error
 
     def __len__(self) -> int:
         return len(self._first) - 1

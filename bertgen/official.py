@@ -209,9 +209,12 @@ def read_state(path: Path) -> dict[str, Tensor]:
     """
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise UserError(f"cannot read {path}: {reason}") from error
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        raise UserError(
+            f"cannot read {path}: it is no file of PyTorch, or has more in it than tensors"
+        ) from error
     while isinstance(loaded, dict) and "state_dict" in loaded:
         loaded = loaded["state_dict"]
     if not isinstance(loaded, dict) or not all(isinstance(own, Tensor) for own in loaded.values()):

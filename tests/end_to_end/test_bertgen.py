@@ -3,6 +3,7 @@
 import json
 import random
 import shutil
+import tomllib
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -250,6 +251,20 @@ def test_a_run_begins_from_another(made: Made, tmp_path: Path) -> None:
     report = (made.run / "report.md").read_text()
     assert "plain, multi, caption, " in report
     assert "BERTGEN with bidirectional attention" in report
+
+
+def test_an_image_beside_no_line_is_refused(made: Made, tmp_path: Path) -> None:
+    values = tomllib.loads(made.recipe.read_text())
+    dev = values["data"]["tasks"][1]["dev"]
+    for rows, message in (
+        ([99], f"has an image of row 99, but {made.folder / 'dev.xy'} has 6 lines"),
+        ([2, 2], "has two images of row 2"),
+    ):
+        dev["images"] = [str(write_images(tmp_path / "other.npz", rows))]
+        (made.folder / "other.toml").write_text(tomli_w.dumps(values))
+        said = fail("bertgen prepare", made.folder / "other.toml", "--out", tmp_path / "data")
+        assert message in said
+        assert not (tmp_path / "data" / "data.toml").exists()
 
 
 def test_mistakes(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

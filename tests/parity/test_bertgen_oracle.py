@@ -184,5 +184,7 @@ def test_the_visual_parts_of_another_checkpoint_are_taken(oracle: Oracle, tmp_pa
     with pytest.raises(UserError, match="has no tensor of a VL-BERT"):
         visual_parts(tmp_path / "other.pt")
     (tmp_path / "text.pt").write_text("no")
-    with pytest.raises(UserError, match="cannot read"):
+    with pytest.raises(UserError, match="it is no file of PyTorch"):
         visual_parts(tmp_path / "text.pt")
+    with pytest.raises(UserError, match=r"none.pt: No such file or directory$"):
+        visual_parts(tmp_path / "none.pt")
