@@ -25,10 +25,12 @@ from bertfused.options import (
     Device,
     Encoder,
     EncoderPrecision,
+    Force,
     LongLines,
     Lowercase,
     Out,
     RecipeFile,
+    Resume,
     Run,
     Set,
     Source,
@@ -125,10 +127,7 @@ def add_commands(app: typer.Typer, mode: Mode) -> None:
     def prepare(
         recipe: RecipeFile,
         out: Out,
-        force: Annotated[
-            bool,
-            typer.Option("--force", help="Make --out anew, complete or made from something else."),
-        ] = False,
+        force: Force = False,
         overrides: Set = None,
         quiet: Quiet = False,
     ) -> None:
@@ -157,13 +156,7 @@ def add_commands(app: typer.Typer, mode: Mode) -> None:
             Path | None,
             typer.Option("--init", help="RUN to take weights from, e.g. the plain NMT to fuse."),
         ] = None,
-        resume: Annotated[
-            bool,
-            typer.Option(
-                "--resume",
-                help="Go on from the newest checkpoint in --out; start if there is none.",
-            ),
-        ] = False,
+        resume: Resume = False,
         overrides: Set = None,
         device: Device = "auto",
         quiet: Quiet = False,

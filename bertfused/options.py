@@ -28,6 +28,15 @@ Run = Annotated[
 ]
 Data = Annotated[Path, typer.Option("--data", help="DATA folder made by prepare.")]
 Out = Annotated[Path, typer.Option("--out", help="Folder to write.")]
+Force = Annotated[
+    bool, typer.Option("--force", help="Make --out anew, complete or made from something else.")
+]
+Resume = Annotated[
+    bool,
+    typer.Option(
+        "--resume", help="Go on from the newest checkpoint in --out; start if there is none."
+    ),
+]
 Set = Annotated[
     list[str] | None,
     typer.Option(

@@ -177,7 +177,7 @@ def prepare(
         if not force and (complete := _complete_report(out, planned)) is not None:
             _logger.info("%s is complete; nothing to do", out)
             return complete
-        _start(out)
+        begin(out, _OWN, (_TEXT, "features"))
         if tokenizers is None:
             tokenizers = _learn_subwords(recipe, out, reader)
         for tokenizer, language in zip(tokenizers, _languages(recipe), strict=True):
@@ -361,13 +361,7 @@ def _complete_report(out: Path, planned: PrepareReport) -> PrepareReport | None:
         return None
     report = DataFolder.open(out).report
     assert report is not None
-    old, new = _identity(report), _identity(planned)
-    for key in [*new, *old]:
-        if old.get(key) != new.get(key):
-            raise UserError(
-                f"{out} was made from something else: {key} differs; "
-                "give another folder, or take this one away"
-            )
+    check_same(out, _identity(report), _identity(planned))
     return report
 
 
@@ -380,23 +374,41 @@ def _identity(report: PrepareReport) -> dict[str, object]:
     return {**values, "encoder": encoder, **files}
 
 
-def _start(out: Path) -> None:
-    """Mark the folder as unfinished, and remove what an earlier preparation left in it.
+def check_same(out: Path, made: Mapping[str, object], planned: Mapping[str, object]) -> None:
+    """Refuse a DATA folder that was made from something else than is planned.
+
+    Raises:
+        UserError: Naming the first difference.
+    """
+    for key in [*planned, *made]:
+        if made.get(key) != planned.get(key):
+            raise UserError(
+                f"{out} was made from something else: {key} differs; "
+                "give another folder, or take this one away"
+            )
+
+
+def begin(out: Path, own: str, folders: Sequence[str]) -> None:
+    """Mark a DATA folder as unfinished, and remove what an earlier preparation left in it.
+
+    Args:
+        own: Regular expression of the names of files that preparation makes.
+        folders: What it makes besides.
 
     Raises:
         UserError: If there is data in it that this program did not make.
     """
     names = (path.name for path in out.iterdir())
-    found = sorted(name for name in names if re.fullmatch(_OWN, name))
+    found = sorted(name for name in names if re.fullmatch(own, name))
     is_ours = (out / REPORT).exists() or (out / UNFINISHED).exists()
     if found and not is_ours:
         raise UserError(f"{out} holds data of another program ({found[0]}); give another folder")
     (out / UNFINISHED).touch()
     (out / REPORT).unlink(missing_ok=True)
-    remove_partials(out, rf"{_OWN}|{re.escape(REPORT)}")
+    remove_partials(out, rf"{own}|{re.escape(REPORT)}")
     for name in found:
         (out / name).unlink()
-    for folder in (_TEXT, "features") if is_ours else ():
+    for folder in folders if is_ours else ():
         shutil.rmtree(out / folder, ignore_errors=True)
 
 

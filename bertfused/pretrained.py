@@ -551,15 +551,22 @@ def load_masked_lm(name: str) -> dict[str, Tensor]:
 
     if (kind := load_pretrained("config", name).model_type) != "bert":
         raise UserError(f"{name} is a {kind!r}, not a 'bert'")
-    model = load_pretrained("model", name)
-    tensors: dict[str, Tensor] = dict(model.state_dict())
-    options = {"output_loading_info": True, "dtype": torch.float32}
-    whole, about = _quietly(BertForMaskedLM.from_pretrained, name, **options)
-    missing = about["missing_keys"]
-    if not any(key.startswith("cls.predictions.transform") for key in missing):
-        head = whole.state_dict()
-        tensors |= {n: t for n, t in head.items() if n.startswith("cls.predictions")}
-    return tensors
+    options: dict[str, Any] = {"output_loading_info": True, "dtype": torch.float32}
+    if Path(name).is_dir():
+        options["local_files_only"] = True
+    try:
+        model, about = _quietly(BertForMaskedLM.from_pretrained, name, **options)
+    except (OSError, ValueError, SafetensorError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise UserError(f"cannot load the model of encoder {name!r}: {reason}") from error
+    absent = {*about["missing_keys"]}
+    if missing := [key for key in absent if not key.startswith("cls.")]:
+        raise UserError(f"encoder {name!r} lacks {min(missing)}")
+    return {
+        key.removeprefix("bert."): tensor
+        for key, tensor in model.state_dict().items()
+        if key not in absent
+    }
 
 
 def _find(ids: Sequence[int], part: Sequence[int]) -> int:

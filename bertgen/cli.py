@@ -15,9 +15,11 @@ from bertfused.options import (
     BatchTokens,
     Data,
     Device,
+    Force,
     Lowercase,
     Out,
     RecipeFile,
+    Resume,
     Run,
     Set,
     search_option,
@@ -60,10 +62,7 @@ Output = Annotated[
 def prepare(
     recipe: RecipeFile,
     out: Out,
-    force: Annotated[
-        bool,
-        typer.Option("--force", help="Make --out anew, complete or made from something else."),
-    ] = False,
+    force: Force = False,
     overrides: Set = None,
     quiet: Quiet = False,
 ) -> None:
@@ -86,12 +85,7 @@ def train(
         Path | None,
         typer.Option("--init", help="RUN to take weights from, in place of model.encoder's."),
     ] = None,
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume", help="Go on from the newest checkpoint in --out; start if there is none."
-        ),
-    ] = False,
+    resume: Resume = False,
     overrides: Set = None,
     device: Device = "auto",
     quiet: Quiet = False,

@@ -70,7 +70,6 @@ class SplitReport(Section):
 class GenReport(Section):
     """What a DATA folder was made from, and what became of it; the content of ``data.toml``."""
 
-    kind: str = "bertgen"
     encoder: str
     tokenizer: str = Field(description="sha256 of the encoder's tokenizer.")
     max_wordpieces: int

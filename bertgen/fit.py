@@ -31,9 +31,10 @@ def set_up(recipe: GenRecipe, data: GenData, init: Path | None, device: torch.de
     card = _card(recipe, data)
     torch.manual_seed(recipe.train.seed)
     model = card.build()
+    start: WarmStart | None = None
+    fresh: tuple[str, ...] = ()
     if init is None:
-        start = None
-        start_from_bert(model, recipe.model.encoder, recipe.model.visual)
+        fresh = start_from_bert(model, recipe.model.encoder, recipe.model.visual).fresh
     else:
         start = _start_from_run(model, init, card)
     symbols = data.report.symbols.symbols
@@ -43,6 +44,7 @@ def set_up(recipe: GenRecipe, data: GenData, init: Path | None, device: torch.de
         module,
         recipe.optim,
         recipe.train,
+        fresh=fresh,
         device=device,
         precision=choose_precision(recipe.train.precision, device),
     )

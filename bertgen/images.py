@@ -228,12 +228,12 @@ def write_images(folder: Path, files: Sequence[Path]) -> dict[Path, dict[int, in
                 handle.write(np.ascontiguousarray(image.features, dtype).tobytes())
                 boxes.append(image.boxes)
                 first.append(first[-1] + len(image.boxes))
-    index = {
-        "boxes": np.concatenate(boxes),
-        "first": np.array(first),
-        "feature_dim": np.array(width),
-        "dtype": np.array(dtype.str),
-    }
     with replace_file(folder / _INDEX) as handle:
-        np.savez(handle, allow_pickle=False, **index)
+        np.savez(
+            handle,
+            boxes=np.concatenate(boxes),
+            first=np.array(first),
+            feature_dim=np.array(width),
+            dtype=np.array(dtype.str),
+        )
     return numbers

@@ -1,8 +1,6 @@
 """Make a DATA folder of BERTGEN: text to wordpieces, images into one store, everything counted."""
 
 import logging
-import re
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -15,6 +13,7 @@ import tomli_w
 
 from bertfused.data import REPORT, UNFINISHED, InputFile
 from bertfused.errors import UserError
+from bertfused.prepare import begin, check_same
 from bertfused.pretrained import (
     TransformersWordpieces,
     load_pretrained,
@@ -28,7 +27,6 @@ from bertfused.text import (
     open_output,
     read_lines,
     read_pairs,
-    remove_partials,
     replace_file,
     sha256_file,
 )
@@ -39,7 +37,10 @@ from bertgen.images import ImageStore, write_images
 _logger = logging.getLogger(__name__)
 
 _CHUNK = 2048
-_OWN = r"[\w-]+\.[\w.-]+\.(source|target|images|raw)\.\w+|images\.(features\.bin|npz)"
+_OWN = (
+    r"[\w-]+\.[\w.-]+\.((source|target)\.(bin|idx)|images\.npy|raw\.(source|target))"
+    r"|images\.(features\.bin|npz)"
+)
 # Of M-BERT's vocabulary the official code takes rows that no text has.
 _SPARE = {"stop": 1, "en": 16, "de": 17, "fr": 18, "cs": 19, "tr": 20}
 
@@ -75,7 +76,7 @@ def prepare(
         if not force and (complete := _complete_report(out, planned)) is not None:
             _logger.info("%s is complete; nothing to do", out)
             return complete
-        _start(out)
+        begin(out, _OWN, (TOKENIZER,))
         wordpieces.save(out / TOKENIZER)
         config = load_pretrained("config", resolve_encoder(recipe.model.encoder))
         config.save_pretrained(out / TOKENIZER)
@@ -189,13 +190,7 @@ def _complete_report(out: Path, planned: GenReport) -> GenReport | None:
     if not (out / REPORT).exists():
         return None
     report = GenData.open(out).report
-    old, new = _identity(report), _identity(planned)
-    for key in [*new, *old]:
-        if old.get(key) != new.get(key):
-            raise UserError(
-                f"{out} was made from something else: {key} differs; "
-                "give another folder, or take this one away"
-            )
+    check_same(out, _identity(report), _identity(planned))
     return report
 
 
@@ -204,21 +199,6 @@ def _identity(report: GenReport) -> dict[str, object]:
     results = {"encoder", "files", "images", "feature_dim", "splits"}
     values = report.model_dump(mode="json", exclude=results)
     return values | {file.role: file.sha256 for file in report.files}
-
-
-def _start(out: Path) -> None:
-    """Mark the folder as unfinished, and remove what an earlier preparation left in it."""
-    found = sorted(path.name for path in out.iterdir() if re.fullmatch(_OWN, path.name))
-    is_ours = (out / REPORT).exists() or (out / UNFINISHED).exists()
-    if found and not is_ours:
-        raise UserError(f"{out} holds data of another program ({found[0]}); give another folder")
-    (out / UNFINISHED).touch()
-    (out / REPORT).unlink(missing_ok=True)
-    remove_partials(out, rf"{_OWN}|{re.escape(REPORT)}")
-    for name in found:
-        (out / name).unlink()
-    if is_ours:
-        shutil.rmtree(out / TOKENIZER, ignore_errors=True)
 
 
 class _Line(NamedTuple):

@@ -13,8 +13,10 @@ from bertfused.options import (
     Data,
     Device,
     Encoder,
+    Force,
     Out,
     RecipeFile,
+    Resume,
     Run,
     Set,
     search_option,
@@ -37,10 +39,7 @@ app = make_app(
 def prepare(
     recipe: RecipeFile,
     out: Out,
-    force: Annotated[
-        bool,
-        typer.Option("--force", help="Make --out anew, complete or made from something else."),
-    ] = False,
+    force: Force = False,
     overrides: Set = None,
     quiet: Quiet = False,
 ) -> None:
@@ -63,12 +62,7 @@ def pretrain(
     recipe: RecipeFile,
     data: Data,
     out: Out,
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume", help="Go on from the newest checkpoint in --out; start if there is none."
-        ),
-    ] = False,
+    resume: Resume = False,
     overrides: Set = None,
     device: Device = "auto",
     quiet: Quiet = False,
@@ -95,12 +89,7 @@ def train(
             "--init", help="RUN to take weights from: of pretrain, or the plain model to fuse."
         ),
     ] = None,
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume", help="Go on from the newest checkpoint in --out; start if there is none."
-        ),
-    ] = False,
+    resume: Resume = False,
     overrides: Set = None,
     device: Device = "auto",
     quiet: Quiet = False,

@@ -11,10 +11,15 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import tomli_w
+import torch
 
 from bertfused.checkpoint import read_tensors
+from bertfused.config import load_recipe
 from bertfused.run import RunFolder
 from bertgen.card import load_model
+from bertgen.config import GenRecipe
+from bertgen.data import GenData
+from bertgen.fit import set_up
 from bertgen.generate import Generator
 from tests.end_to_end.children import die_at, finish, start
 from tests.end_to_end.corpus import fail, succeed, write_lines
@@ -243,6 +248,20 @@ def test_the_prefix_mode_is_trained_and_keeps_what_it_has_read(made: Made, tmp_p
     refused = fail(*train_into(made, tmp_path / "other", "--init", tmp_path / "run"))
     assert "it was trained with prefix attention; weights of one mode do not work in" in refused
     assert "has no use with" in fail(*train_into(made, tmp_path / "other", *options[:2]))
+
+
+def test_what_is_new_in_it_learns_at_a_rate_of_its_own(made: Made) -> None:
+    """The visual layers of a BERT that had none, by optim.new_lr_scale."""
+    recipe = load_recipe(made.recipe, GenRecipe, ["optim.new_lr_scale=3"])
+    trainer = set_up(recipe, GenData.open(made.data), None, torch.device("cpu")).trainer
+    scales = {
+        id(parameter): group["lr_scale"]
+        for group in trainer.optimizer.param_groups
+        for parameter in group["params"]
+    }
+    found = {name: scales[id(own)] for name, own in trainer.parameters.items()}
+    assert (found["end"], found["objects.projection.weight"]) == (3.0, 3.0)
+    assert (found["words.weight"], found["layers.0.up.weight"]) == (1.0, 1.0)
 
 
 def test_a_run_begins_from_another(made: Made, tmp_path: Path) -> None:
