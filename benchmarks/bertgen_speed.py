@@ -174,7 +174,11 @@ def main() -> None:
         for what, seconds in found.items()
         for name, own in ratios(seconds).items()
     ]
-    weights = "random weights" if args.run is None else "a trained model, each row to its end"
+    weights = (
+        "random weights, so that no line ends early"
+        if args.run is None
+        else "a trained model, each row to its end"
+    )
     text = [
         "## BERTGEN: what its exact savings bring",
         "",
